@@ -1,0 +1,16 @@
+//! The byte budget of a process: one number that bounds every buffer in flight.
+//!
+//! A [`Budget`] is a semaphore of bytes. Code that is about to hold a buffer first takes a [`Reservation`] of its
+//! size and keeps it for as long as the buffer lives; when the budget is spent, the taker waits. Whoever holds a
+//! reservation must be able to finish without taking another one from the same budget, or must use
+//! [`Budget::try_reserve`] for it: that rule is what makes the wait free of deadlocks.
+//!
+//! Threads wait with [`Budget::reserve`]; async code waits with [`Budget::reserve_async`].
+
+#![forbid(unsafe_code)]
+
+mod cgroup;
+mod semaphore;
+
+pub use cgroup::{CgroupLimit, default_bytes, memory_limit};
+pub use semaphore::{Budget, Reservation, TooLarge};
