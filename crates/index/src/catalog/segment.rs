@@ -1,0 +1,278 @@
+//! A segment: the merged entries of some index blobs, sorted, in one immutable local file.
+
+use super::IndexBlobName;
+use super::layout::{
+    self, Digest, FILTER_LEN, FIRST_KEY_LEN, Header, decode_record, filter_bits, first_key, record_len,
+};
+use super::pages::{Damage, PAGE, Pages};
+use crate::entry::Record;
+use crate::{ContentId, Error};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// How many blocks a scan reads ahead at once, and gives back once it has passed them: 1 MiB.
+const SCAN_WINDOW: usize = 256;
+
+/// A segment that is ready for look-ups. All of its memory but a few bits per page belongs to the file.
+#[derive(Debug)]
+pub(super) struct Segment {
+    path: PathBuf,
+    pages: Pages,
+    header: Header,
+}
+
+impl Segment {
+    /// Opens a segment of the blobs that `digest` identifies.
+    ///
+    /// `None` if there is no such file; a file that is not what it should be counts as absent and is removed. Files
+    /// of up to `check_limit` bytes are checked as a whole; of larger ones every page is checked before its first use.
+    pub(super) fn open(path: &Path, digest: &Digest, check_limit: u64) -> Result<Option<Segment>, Error> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io("open", path)(error)),
+        };
+        // A file in use is young; see `files::sweep`.
+        let _ = file.set_modified(SystemTime::now());
+        let len = file.metadata().map_err(Error::io("look at", path))?.len();
+        let opened = Pages::open(&file, Header::decode).map_err(Error::io("map", path))?;
+        let checked = opened.and_then(|(pages, header)| {
+            let segment = Segment { path: path.to_path_buf(), pages, header };
+            segment.check(digest, len <= check_limit)?;
+            Ok(segment)
+        });
+        match checked {
+            Ok(segment) => Ok(Some(segment)),
+            Err(detail) => {
+                tracing::warn!(file = %path.display(), detail, "rebuilding a damaged index cache file");
+                remove(path);
+                Ok(None)
+            }
+        }
+    }
+
+    fn check(&self, digest: &Digest, every_page: bool) -> Result<(), Damage> {
+        let header = &self.header;
+        if header.digest != *digest {
+            return Err("it belongs to other index blobs");
+        }
+        let blocks = match header.record_count {
+            0 => 0,
+            count if (2..=1 + crate::MAX_HASH_LEN).contains(&header.key_len) => {
+                usize::try_from(count).unwrap_or(usize::MAX).div_ceil(header.records_per_block())
+            }
+            _ => return Err("its header is inconsistent"),
+        };
+        let sizes = [
+            (header.packs.len(), (header.pack_count as usize).checked_mul(header.pack_slot)),
+            (header.keys.len(), blocks.checked_mul(FIRST_KEY_LEN)),
+            (header.filters.len(), blocks.checked_mul(FILTER_LEN)),
+            (header.records.len(), blocks.checked_mul(PAGE)),
+        ];
+        if sizes.iter().any(|(have, want)| Some(*have) != *want) {
+            return Err("its header is inconsistent");
+        }
+        self.pages.bytes(header.keys.clone())?;
+        if every_page {
+            for section in [&header.inputs, &header.packs, &header.filters, &header.records] {
+                self.pages.bytes(section.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many records there are.
+    pub(super) fn len(&self) -> u64 {
+        self.header.record_count
+    }
+
+    /// The length of the binary ids; 0 if there are none.
+    pub(super) fn key_len(&self) -> usize {
+        self.header.key_len
+    }
+
+    /// How many packs the table has.
+    pub(super) fn pack_count(&self) -> u32 {
+        self.header.pack_count
+    }
+
+    /// How long a slot of the pack table is.
+    pub(super) fn pack_slot(&self) -> usize {
+        self.header.pack_slot
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The blobs whose entries these are, in ascending order.
+    pub(super) fn inputs(&self) -> Result<Vec<IndexBlobName>, Error> {
+        self.try_inputs().map_err(|damage| self.damaged(damage))
+    }
+
+    fn try_inputs(&self) -> Result<Vec<IndexBlobName>, Damage> {
+        let garbled = "its list of index blobs is garbled";
+        let mut rest = self.pages.bytes(self.header.inputs.clone())?;
+        let mut names = Vec::new();
+        while let Some((len, tail)) = rest.split_first_chunk() {
+            let (name, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(garbled)?;
+            names.push(IndexBlobName::from(std::str::from_utf8(name).map_err(|_| garbled)?));
+            rest = tail;
+        }
+        if names.len() == self.header.input_count as usize { Ok(names) } else { Err(garbled) }
+    }
+
+    /// How many blobs those are.
+    pub(super) fn input_count(&self) -> u32 {
+        self.header.input_count
+    }
+
+    /// The name of a pack; names ascend with their numbers.
+    pub(super) fn pack_name(&self, pack: u32) -> Result<&str, Error> {
+        self.try_pack_name(pack).map_err(|damage| self.damaged(damage))
+    }
+
+    fn try_pack_name(&self, pack: u32) -> Result<&str, Damage> {
+        if pack >= self.header.pack_count {
+            return Err("a record names an unknown pack");
+        }
+        let start = self.header.packs.start + pack as usize * self.header.pack_slot;
+        let slot = self.pages.bytes(start..start + self.header.pack_slot)?;
+        let name = slot.split_first().and_then(|(len, name)| name.get(..usize::from(*len)));
+        name.and_then(|name| std::str::from_utf8(name).ok()).ok_or("a pack name is garbled")
+    }
+
+    /// The record of a content.
+    pub(super) fn get(&self, id: &ContentId) -> Result<Option<Record>, Error> {
+        self.try_get(id).map_err(|damage| self.damaged(damage))
+    }
+
+    fn try_get(&self, id: &ContentId) -> Result<Option<Record>, Damage> {
+        let key = id.key();
+        if key.len() != self.header.key_len {
+            return Ok(None);
+        }
+        let blocks = self.blocks_around(key);
+        if blocks.is_empty() || (blocks.len() == 1 && !self.may_contain(blocks.start, key)?) {
+            return Ok(None);
+        }
+        let position = self.lower_bound(key)?;
+        if position == self.len() {
+            return Ok(None);
+        }
+        let bytes = self.record_bytes(position)?;
+        if bytes.starts_with(key) { decode_record(bytes).map(Some) } else { Ok(None) }
+    }
+
+    /// The blocks in which `key` or its lower bound can be.
+    fn blocks_around(&self, key: &[u8]) -> std::ops::Range<usize> {
+        let wanted = first_key(key);
+        // `check` has looked at the whole table.
+        let keys = self.pages.checked_bytes(self.header.keys.clone()).as_chunks::<FIRST_KEY_LEN>().0;
+        let below = keys.partition_point(|first| u64::from_be_bytes(*first) < wanted);
+        let equal = keys[below..].iter().take_while(|first| u64::from_be_bytes(**first) == wanted).count();
+        below.saturating_sub(1)..below + equal
+    }
+
+    fn may_contain(&self, block: usize, key: &[u8]) -> Result<bool, Damage> {
+        let start = self.header.filters.start + block * FILTER_LEN;
+        let filter = self.pages.bytes(start..start + FILTER_LEN)?;
+        Ok(filter_bits(key).all(|bit| filter[bit / 8] & (1 << (bit % 8)) != 0))
+    }
+
+    /// The first position whose key is `key` or above; `key` may be the beginning of an id.
+    fn lower_bound(&self, key: &[u8]) -> Result<u64, Damage> {
+        let blocks = self.blocks_around(key);
+        let per_block = self.header.records_per_block() as u64;
+        let mut low = blocks.start as u64 * per_block;
+        let mut high = self.len().min(blocks.end as u64 * per_block);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if &self.record_bytes(middle)?[..self.header.key_len] < key {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(low)
+    }
+
+    fn record_bytes(&self, position: u64) -> Result<&[u8], Damage> {
+        let per_block = self.header.records_per_block();
+        let (block, slot) = (position as usize / per_block, position as usize % per_block);
+        let len = record_len(self.header.key_len);
+        let start = self.header.records.start + block * PAGE + slot * len;
+        self.pages.bytes(start..start + len)
+    }
+
+    /// The records from the first whose key is `key` or above.
+    pub(super) fn scan_from(self: &Arc<Self>, key: &[u8]) -> Result<Scan, Error> {
+        let next =
+            if self.len() == 0 { 0 } else { self.lower_bound(key).map_err(|damage| self.damaged(damage))? };
+        Ok(Scan { segment: self.clone(), next, window: None })
+    }
+
+    /// Tells the system about a scan that comes to the records of a window.
+    fn enter_window(&self, window: usize, previous: Option<usize>) {
+        let bytes = |window: usize| {
+            let start = self.header.records.start + window * SCAN_WINDOW * PAGE;
+            start..start + SCAN_WINDOW * PAGE
+        };
+        if previous.is_none() {
+            self.pages.map().read_ahead(bytes(window));
+        }
+        self.pages.map().read_ahead(bytes(window + 1));
+        if let Some(previous) = previous {
+            self.pages.map().release(bytes(previous));
+        }
+    }
+
+    /// Removes the file, so that the next update builds it anew, and says so.
+    fn damaged(&self, detail: Damage) -> Error {
+        remove(&self.path);
+        Error::Damaged { path: self.path.clone(), detail }
+    }
+}
+
+/// Removes a file of the cache; one that stays does no harm.
+pub(super) fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(file = %path.display(), %error, "cannot remove an index cache file");
+    }
+}
+
+/// Records of a segment in order of their ids.
+#[derive(Debug)]
+pub(super) struct Scan {
+    segment: Arc<Segment>,
+    next: u64,
+    window: Option<usize>,
+}
+
+impl Scan {
+    pub(super) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// The next record.
+    pub(super) fn next(&mut self) -> Result<Option<Record>, Error> {
+        let segment = &self.segment;
+        if self.next >= segment.len() {
+            return Ok(None);
+        }
+        let window = self.next as usize / (layout::records_per_block(segment.key_len()) * SCAN_WINDOW);
+        if self.window != Some(window) {
+            segment.enter_window(window, self.window);
+            self.window = Some(window);
+        }
+        let record =
+            segment.record_bytes(self.next).and_then(decode_record).map_err(|d| segment.damaged(d))?;
+        self.next += 1;
+        Ok(Some(record))
+    }
+}
