@@ -1,0 +1,80 @@
+//! The search for candidates, common to both rolling hashes: a serial loop, and a test of several lanes at once.
+//!
+//! A rolling hash is a chain in which every step waits for the one before. So a block is divided into
+//! [`LANES`] lanes that are hashed side by side, each warmed up with the 64 bytes before it. Candidates are rare;
+//! the lanes only tell whether there was any, and the serial loop then looks closer at the first lane that has one.
+//!
+//! Slices that are searched start with the 64 bytes before the first position in question; offsets count from
+//! that position.
+
+use super::WINDOW;
+
+/// How many lanes run side by side: a full AVX2 register of 32-bit hashes.
+pub(super) const LANES: usize = 8;
+
+/// The longest lane: long enough that warming up 64 bytes for each costs little, short enough that a block and its
+/// tables stay in the first-level cache, and off a power of two so that the lanes do not compete for the same
+/// lines of it.
+const MAX_LANE: usize = 2048 + WINDOW;
+
+/// Where a search starts, this many positions are tried serially first: runs of equal bytes make every position a
+/// candidate, and then the first one is the answer.
+const SERIAL_START: usize = 128;
+
+/// A hash of the last 64 bytes that can be moved along by one byte.
+pub(super) trait RollingHash: Copy {
+    /// The hash of the first 64 bytes of `window`.
+    fn of_window(window: &[u8; WINDOW]) -> Self;
+
+    /// Moves the window along by one byte.
+    fn roll(self, leaving: u8, entering: u8) -> Self;
+
+    /// Whether the position behind the window is a candidate.
+    fn is_candidate(self, mask: u32) -> bool;
+
+    /// Which lanes of `bytes`, as bits from the lowest on, hold a candidate. `bytes` are the 64 bytes before the
+    /// block and the block, [`LANES`] lanes of `lane` bytes each, a multiple of 64.
+    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8;
+}
+
+/// The offset of the first candidate.
+pub(super) fn find<H: RollingHash>(bytes: &[u8], mask: u32) -> Option<usize> {
+    let positions = bytes.len().checked_sub(WINDOW)?;
+    let start = positions.min(SERIAL_START);
+    if let Some(offset) = find_serially::<H>(&bytes[..WINDOW + start], mask) {
+        return Some(offset);
+    }
+    let mut at = start;
+    loop {
+        let lane = ((positions - at) / LANES / WINDOW * WINDOW).min(MAX_LANE);
+        if lane == 0 {
+            return find_serially::<H>(&bytes[at..], mask).map(|offset| at + offset);
+        }
+        let hits = H::lanes_with_candidate(&bytes[at..at + WINDOW + LANES * lane], lane, mask);
+        if hits != 0 {
+            at += lane * hits.trailing_zeros() as usize;
+            return find_serially::<H>(&bytes[at..], mask).map(|offset| at + offset);
+        }
+        at += LANES * lane;
+    }
+}
+
+fn find_serially<H: RollingHash>(bytes: &[u8], mask: u32) -> Option<usize> {
+    let (window, entering) = bytes.split_first_chunk()?;
+    let mut hash = H::of_window(window);
+    bytes.iter().zip(entering).position(|(&leaving, &entering)| {
+        hash = hash.roll(leaving, entering);
+        hash.is_candidate(mask)
+    })
+}
+
+/// How many positions in a row are candidates, from the first one on.
+pub(super) fn run<H: RollingHash>(bytes: &[u8], mask: u32) -> usize {
+    let Some((window, entering)) = bytes.split_first_chunk() else { return 0 };
+    let mut hash = H::of_window(window);
+    let same = |&(&leaving, &entering): &(&u8, &u8)| {
+        hash = hash.roll(leaving, entering);
+        hash.is_candidate(mask)
+    };
+    bytes.iter().zip(entering).take_while(same).count()
+}
