@@ -159,10 +159,9 @@ pub struct Catalog {
 impl Catalog {
     /// A catalogue whose files are in `directory`, which is made if need be and must serve this repository alone.
     pub fn open(directory: impl Into<PathBuf>, options: CatalogOptions) -> Result<Self, Error> {
-        let directory = directory.into();
-        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        created.map_err(Error::io("create the folder", &directory))?;
-        Ok(Catalog { directory, options, _temporary: None })
+        let catalog = Catalog { directory: directory.into(), options, _temporary: None };
+        catalog.create_directory()?;
+        Ok(catalog)
     }
 
     /// A catalogue for one use, in a folder below `parent` that goes when the catalogue is dropped. Snapshots taken
@@ -194,20 +193,8 @@ impl Catalog {
     ///
     /// The whole index is checked: one that is damaged is refused with [`Error::Index`].
     pub fn add(&self, blob: &IndexBlobName, source: &IndexSource) -> Result<(), Error> {
-        let digest = self.digest([blob]);
-        let mapped;
-        let bytes = match source {
-            IndexSource::Memory(bytes) => (**bytes).as_ref(),
-            IndexSource::File(file) => {
-                let plaintext = Path::new("the plaintext of an index blob");
-                mapped = MappedFile::new(file).map_err(Error::io("map", plaintext))?;
-                mapped.as_ref()
-            }
-        };
-        let index = IndexReader::parse(bytes, self.options.v1_overhead)
-            .map_err(|source| Error::Index { blob: blob.clone(), source })?;
-        let path = files::own_path(&self.directory, &digest);
-        write::write_own(&self.directory, &path, digest, blob, &index)
+        self.create_directory()?;
+        self.write_own(blob, source).map(|_| ())
     }
 
     /// The view over exactly the `active` blobs, in which contents deleted at or before `watermark` (seconds since
@@ -225,6 +212,8 @@ impl Catalog {
         if let Some(segments) = self.open_cover(&set)? {
             return Ok(Snapshot::new(segments, watermark));
         }
+        // Caches get wiped under running processes.
+        self.create_directory()?;
         let (mut segments, uncovered) = self.usable_merged(active)?;
         let mut made = HashSet::new();
         for blob in uncovered {
@@ -236,6 +225,11 @@ impl Catalog {
         self.compact(&mut segments, &mut made)?;
         self.commit(&set, active, &segments, &made)?;
         Ok(Snapshot::new(segments, watermark))
+    }
+
+    fn create_directory(&self) -> Result<(), Error> {
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        created.map_err(Error::io("create the folder", &self.directory))
     }
 
     fn digest<'a>(&self, blobs: impl IntoIterator<Item = &'a IndexBlobName>) -> Digest {
@@ -291,9 +285,25 @@ impl Catalog {
             return Ok(segment);
         }
         let source = loader(blob).map_err(|source| Error::Load { blob: blob.clone(), source })?;
-        self.add(blob, &source)?;
-        // Whoever shares the folder with us and removes what was just written removes more than is theirs.
-        self.open_segment(&path)?.ok_or(Error::Damaged { path, detail: "it vanished after it was written" })
+        self.write_own(blob, &source)
+    }
+
+    fn write_own(&self, blob: &IndexBlobName, source: &IndexSource) -> Result<Arc<Segment>, Error> {
+        let mapped;
+        let bytes = match source {
+            IndexSource::Memory(bytes) => (**bytes).as_ref(),
+            IndexSource::File(file) => {
+                let plaintext = Path::new("the plaintext of an index blob");
+                mapped = MappedFile::new(file).map_err(Error::io("map", plaintext))?;
+                mapped.as_ref()
+            }
+        };
+        let index = IndexReader::parse(bytes, self.options.v1_overhead)
+            .map_err(|source| Error::Index { blob: blob.clone(), source })?;
+        let digest = self.digest([blob]);
+        let path = files::own_path(&self.directory, &digest);
+        let file = write::write_own(&self.directory, &path, digest, blob, &index)?;
+        Segment::from_file(&file, &path, &digest, self.options.check_limit).map(Arc::new)
     }
 
     /// Merges until few enough segments are left: the smallest first, into half as many as are allowed, so that it
@@ -331,10 +341,11 @@ impl Catalog {
             .budget
             .as_ref()
             .map(|budget| budget.reserve(write::merge_memory(parts).min(budget.total())));
-        write::write_merged(&self.directory, &path, digest, &inputs, parts)?;
+        let file = write::write_merged(&self.directory, &path, digest, &inputs, parts)?;
         drop(memory);
-        made.insert(path.clone());
-        self.open_segment(&path)?.ok_or(Error::Damaged { path, detail: "it vanished after it was written" })
+        let segment = Segment::from_file(&file, &path, &digest, self.options.check_limit)?;
+        made.insert(path);
+        Ok(Arc::new(segment))
     }
 
     /// Remembers the outcome of an update and removes what it made superfluous.

@@ -44,12 +44,12 @@ impl PageWriter {
     }
 
     /// Writes the checksums behind the last page; `header` makes the first page from where they are. Then gives the
-    /// file its name, replacing what had it.
+    /// file its name, replacing what had it, and returns it.
     pub(super) fn finish(
         mut self,
         path: &Path,
         header: impl FnOnce(ChecksumTable) -> Vec<u8>,
-    ) -> io::Result<()> {
+    ) -> io::Result<File> {
         let table: Vec<u8> = self.checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
         let place = ChecksumTable {
             offset: self.checksums.len() * PAGE,
@@ -60,8 +60,7 @@ impl PageWriter {
         let mut first_page = header(place);
         first_page.resize(PAGE, 0);
         self.write(0, &first_page)?;
-        self.file.persist(path)?;
-        Ok(())
+        Ok(self.file.persist(path)?)
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Opens a segment of the blobs that `digest` identifies.
+    /// Opens the segment of the blobs that `digest` identifies.
     ///
     /// `None` if there is no such file; a file that is not what it should be counts as absent and is removed. Files
     /// of up to `check_limit` bytes are checked as a whole; of larger ones every page is checked before its first use.
@@ -37,21 +37,31 @@ impl Segment {
         };
         // A file in use is young; see `files::sweep`.
         let _ = file.set_modified(SystemTime::now());
+        match Segment::from_file(&file, path, digest, check_limit) {
+            Ok(segment) => Ok(Some(segment)),
+            Err(error @ Error::Damaged { .. }) => {
+                tracing::warn!("{error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The segment in `file`, which is or was at `path`.
+    pub(super) fn from_file(
+        file: &File,
+        path: &Path,
+        digest: &Digest,
+        check_limit: u64,
+    ) -> Result<Segment, Error> {
         let len = file.metadata().map_err(Error::io("look at", path))?.len();
-        let opened = Pages::open(&file, Header::decode).map_err(Error::io("map", path))?;
+        let opened = Pages::open(file, Header::decode).map_err(Error::io("map", path))?;
         let checked = opened.and_then(|(pages, header)| {
             let segment = Segment { path: path.to_path_buf(), pages, header };
             segment.check(digest, len <= check_limit)?;
             Ok(segment)
         });
-        match checked {
-            Ok(segment) => Ok(Some(segment)),
-            Err(detail) => {
-                tracing::warn!(file = %path.display(), detail, "rebuilding a damaged index cache file");
-                remove(path);
-                Ok(None)
-            }
-        }
+        checked.map_err(|detail| damaged(path, detail))
     }
 
     fn check(&self, digest: &Digest, every_page: bool) -> Result<(), Damage> {
@@ -230,11 +240,15 @@ impl Segment {
         }
     }
 
-    /// Removes the file, so that the next update builds it anew, and says so.
     fn damaged(&self, detail: Damage) -> Error {
-        remove(&self.path);
-        Error::Damaged { path: self.path.clone(), detail }
+        damaged(&self.path, detail)
     }
+}
+
+/// Removes a damaged file, so that the next update builds it anew, and says so.
+fn damaged(path: &Path, detail: Damage) -> Error {
+    remove(path);
+    Error::Damaged { path: path.to_path_buf(), detail }
 }
 
 /// Removes a file of the cache; one that stays does no harm.

@@ -11,6 +11,7 @@ use crate::codec::{CodecError, IndexReader, PackRef};
 use crate::entry::{MAX_PACK_NAME_LEN, Record};
 use crate::{ContentId, Error};
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ impl SegmentWriter {
     }
 
     /// Completes the file and gives it its name.
-    fn finish(mut self, path: &Path) -> io::Result<()> {
+    fn finish(mut self, path: &Path) -> io::Result<File> {
         if self.header.record_count > 0 {
             self.finish_block()?;
         }
@@ -163,7 +164,7 @@ pub(super) fn write_own(
     digest: Digest,
     blob: &IndexBlobName,
     index: &IndexReader<&[u8]>,
-) -> Result<(), Error> {
+) -> Result<File, Error> {
     write_index(directory, path, digest, blob, index).map_err(|error| match error {
         BuildError::Codec(source) => Error::Index { blob: blob.clone(), source },
         BuildError::Io(error) => Error::io("write", path)(error),
@@ -176,7 +177,7 @@ fn write_index(
     digest: Digest,
     blob: &IndexBlobName,
     index: &IndexReader<&[u8]>,
-) -> Result<(), BuildError> {
+) -> Result<File, BuildError> {
     let packs = sorted_packs(index)?;
     let shape = Shape {
         digest,
@@ -248,7 +249,7 @@ pub(super) fn write_merged(
     digest: Digest,
     inputs: &[IndexBlobName],
     parts: &[Arc<Segment>],
-) -> Result<(), Error> {
+) -> Result<File, Error> {
     let failed = || Error::io("write", path);
     let shape = Shape {
         digest,
