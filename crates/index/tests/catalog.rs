@@ -260,6 +260,22 @@ fn files_of_others_stay_for_a_while() {
 }
 
 #[test]
+fn the_list_of_another_set_is_not_believed() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = Catalog::open(directory.path(), CatalogOptions::default()).unwrap();
+    let covers = || files(directory.path()).into_iter().filter(|name| name.starts_with("cover-"));
+    let mut model = Model::new();
+    model.upload("xn0_a", numbered(0..10));
+    model.check(&catalog);
+    let first = covers().next().unwrap();
+    model.upload("xn0_b", numbered(10..20));
+    model.check(&catalog);
+    let second = covers().find(|name| *name != first).unwrap();
+    fs::copy(directory.path().join(first), directory.path().join(second)).unwrap();
+    model.check(&catalog);
+}
+
+#[test]
 fn a_snapshot_outlives_its_folder_and_the_folder_comes_back() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cache");

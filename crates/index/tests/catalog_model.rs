@@ -136,7 +136,7 @@ fn apply_damage(directory: &Path, which: &Index, damage: &Damage) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
     fn the_catalogue_always_says_what_the_active_blobs_say(

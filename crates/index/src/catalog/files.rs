@@ -67,7 +67,7 @@ pub(super) fn write_cover(directory: &Path, digest: &Digest, segments: &[&Path])
     let path = cover_path(directory, digest);
     let write = || -> io::Result<()> {
         let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(directory)?;
-        write!(file, "{:08x}\n{text}", crc32fast::hash(text.as_bytes()))?;
+        write!(file, "{:08x}\n{text}", cover_checksum(digest, &text))?;
         file.persist(&path)?;
         Ok(())
     };
@@ -79,11 +79,19 @@ pub(super) fn read_cover(directory: &Path, digest: &Digest) -> Option<Vec<PathBu
     let path = cover_path(directory, digest);
     let text = fs::read_to_string(&path).ok()?;
     let (checksum, names) = text.split_once('\n')?;
-    if checksum != format!("{:08x}", crc32fast::hash(names.as_bytes())) {
+    if checksum != format!("{:08x}", cover_checksum(digest, names)) {
         remove(&path);
         return None;
     }
     Some(names.split_terminator('\n').map(|name| directory.join(name)).collect())
+}
+
+/// The checksum of a list; the set it is for is part of it, as a list for another set is as bad as a damaged one.
+fn cover_checksum(digest: &Digest, names: &str) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(digest);
+    hasher.update(names.as_bytes());
+    hasher.finalize()
 }
 
 /// Removes files of the catalogue that are neither in `keep` nor the list for `cover`, nor younger than `grace`.

@@ -17,6 +17,7 @@
 use super::pages::{ChecksumTable, Damage, PAGE};
 use crate::ContentId;
 use crate::entry::{Fields, Format, Record};
+use crate::id::first_key;
 use std::ops::Range;
 
 /// Names the format and its version; anything else is rebuilt.
@@ -156,15 +157,6 @@ pub(super) fn decode_record(bytes: &[u8]) -> Result<Record, Damage> {
         deleted: location & DELETED != 0,
     };
     Ok(Record { id, pack: le32(value, 6), fields })
-}
-
-/// The first eight bytes of a key as a number whose order is that of the keys; shorter keys count as followed by
-/// zeros.
-pub(super) fn first_key(key: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    let len = key.len().min(8);
-    bytes[..len].copy_from_slice(&key[..len]);
-    u64::from_be_bytes(bytes)
 }
 
 /// The bits of a block's filter that belong to a key.

@@ -2,13 +2,16 @@
 
 use super::IndexBlobName;
 use super::layout::{
-    self, Digest, FILTER_LEN, FIRST_KEY_LEN, Header, decode_record, filter_bits, first_key, record_len,
+    self, Digest, FILTER_LEN, FIRST_KEY_LEN, Header, decode_record, filter_bits, record_len,
 };
 use super::pages::{Damage, PAGE, Pages};
 use crate::entry::Record;
+use crate::id::first_key;
 use crate::{ContentId, Error};
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -85,13 +88,10 @@ impl Segment {
         if sizes.iter().any(|(have, want)| Some(*have) != *want) {
             return Err("its header is inconsistent");
         }
-        self.pages.bytes(header.keys.clone())?;
-        if every_page {
-            for section in [&header.inputs, &header.packs, &header.filters, &header.records] {
-                self.pages.bytes(section.clone())?;
-            }
-        }
-        Ok(())
+        let all = [&header.keys, &header.inputs, &header.packs, &header.filters, &header.records];
+        let needed = if every_page { &all[..] } else { &all[..1] };
+        needed.iter().for_each(|section| self.pages.map().read_ahead((*section).clone()));
+        needed.iter().try_for_each(|section| self.pages.bytes((*section).clone()).map(|_| ()))
     }
 
     /// How many records there are.
@@ -169,7 +169,7 @@ impl Segment {
         if blocks.is_empty() || (blocks.len() == 1 && !self.may_contain(blocks.start, key)?) {
             return Ok(None);
         }
-        let position = self.lower_bound(key)?;
+        let position = self.lower_bound(key, blocks)?;
         if position == self.len() {
             return Ok(None);
         }
@@ -177,8 +177,8 @@ impl Segment {
         if bytes.starts_with(key) { decode_record(bytes).map(Some) } else { Ok(None) }
     }
 
-    /// The blocks in which `key` or its lower bound can be.
-    fn blocks_around(&self, key: &[u8]) -> std::ops::Range<usize> {
+    /// The blocks in which `key` or the record before its lower bound can be; none if all keys are above it.
+    fn blocks_around(&self, key: &[u8]) -> Range<usize> {
         let wanted = first_key(key);
         // `check` has looked at the whole table.
         let keys = self.pages.checked_bytes(self.header.keys.clone()).as_chunks::<FIRST_KEY_LEN>().0;
@@ -193,21 +193,31 @@ impl Segment {
         Ok(filter_bits(key).all(|bit| filter[bit / 8] & (1 << (bit % 8)) != 0))
     }
 
-    /// The first position whose key is `key` or above; `key` may be the beginning of an id.
-    fn lower_bound(&self, key: &[u8]) -> Result<u64, Damage> {
-        let blocks = self.blocks_around(key);
-        let per_block = self.header.records_per_block() as u64;
-        let mut low = blocks.start as u64 * per_block;
-        let mut high = self.len().min(blocks.end as u64 * per_block);
+    /// The first position whose key is `key` or above, which `blocks` are [around](Segment::blocks_around).
+    fn lower_bound(&self, key: &[u8], mut blocks: Range<usize>) -> Result<u64, Damage> {
+        let (key_len, per_block) = (self.header.key_len, self.header.records_per_block());
+        // More than one or two blocks only if their keys have the first eight bytes in common.
+        while blocks.len() > 1 {
+            let middle = blocks.start + blocks.len() / 2;
+            let first = self.record_bytes((middle * per_block) as u64)?;
+            if is_below(&first[..key_len], key) {
+                blocks.start = middle;
+            } else {
+                blocks.end = middle;
+            }
+        }
+        let start = self.header.records.start + blocks.start * PAGE;
+        let block = self.pages.bytes(start..start + PAGE)?;
+        let (mut low, mut high) = (0, per_block.min(self.len() as usize - blocks.start * per_block));
         while low < high {
             let middle = low + (high - low) / 2;
-            if &self.record_bytes(middle)?[..self.header.key_len] < key {
+            if is_below(&block[middle * record_len(key_len)..][..key_len], key) {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
-        Ok(low)
+        Ok((blocks.start * per_block + low) as u64)
     }
 
     fn record_bytes(&self, position: u64) -> Result<&[u8], Damage> {
@@ -220,8 +230,9 @@ impl Segment {
 
     /// The records from the first whose key is `key` or above.
     pub(super) fn scan_from(self: &Arc<Self>, key: &[u8]) -> Result<Scan, Error> {
-        let next =
-            if self.len() == 0 { 0 } else { self.lower_bound(key).map_err(|damage| self.damaged(damage))? };
+        let blocks = self.blocks_around(key);
+        let found = if blocks.is_empty() { Ok(0) } else { self.lower_bound(key, blocks) };
+        let next = found.map_err(|damage| self.damaged(damage))?;
         Ok(Scan { segment: self.clone(), next, window: None })
     }
 
@@ -242,6 +253,14 @@ impl Segment {
 
     fn damaged(&self, detail: Damage) -> Error {
         damaged(&self.path, detail)
+    }
+}
+
+/// Whether one key is below another: as `a < b`, but mostly without comparing byte by byte.
+fn is_below(a: &[u8], b: &[u8]) -> bool {
+    match first_key(a).cmp(&first_key(b)) {
+        Ordering::Equal => a < b,
+        order => order == Ordering::Less,
     }
 }
 

@@ -2,13 +2,14 @@
 
 use super::IndexBlobName;
 use super::layout::{
-    Digest, FILTER_LEN, FIRST_KEY_LEN, Header, encode_record, filter_bits, first_key, records_per_block,
+    Digest, FILTER_LEN, FIRST_KEY_LEN, Header, encode_record, filter_bits, records_per_block,
 };
 use super::merge::{Merge, PackMerge};
 use super::pages::{PAGE, PageWriter, SectionWriter, WRITE_BUFFER};
 use super::segment::Segment;
 use crate::codec::{CodecError, IndexReader, PackRef};
 use crate::entry::{MAX_PACK_NAME_LEN, Record};
+use crate::id::first_key;
 use crate::{ContentId, Error};
 use std::collections::HashSet;
 use std::fs::File;

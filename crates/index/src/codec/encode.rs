@@ -8,7 +8,8 @@ use super::{
     V2_PACK_LEN,
 };
 use crate::entry::{Format, MAX_PACK_NAME_LEN, Record};
-use crate::{ContentId, IndexEntry};
+use crate::{ContentId, IndexEntry, PackName};
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::io::Write;
 
@@ -34,43 +35,52 @@ pub(crate) trait RecordSource {
     fn for_each(&self, visit: &mut dyn FnMut(&Record) -> Result<(), CodecError>) -> Result<(), CodecError>;
 }
 
-/// Writes `entries`, which must be in strictly ascending order of their ids and are gone through three times, as an
-/// index; returns how many bytes that took. Unbuffered outputs are to be wrapped in a buffer by the caller.
-pub fn encode<'a, I>(version: IndexVersion, entries: I, out: &mut dyn Write) -> Result<u64, CodecError>
+/// Writes `entries`, which must be in strictly ascending order of their ids, as an index; returns how many bytes that
+/// took.
+///
+/// The entries are gone through three times and may be made on the fly: memory is taken for the packs only. Unbuffered
+/// outputs are to be wrapped in a buffer by the caller.
+pub fn encode<I>(version: IndexVersion, entries: I, out: &mut dyn Write) -> Result<u64, CodecError>
 where
-    I: IntoIterator<Item = &'a IndexEntry>,
+    I: IntoIterator,
+    I::Item: Borrow<IndexEntry>,
     I::IntoIter: Clone,
 {
     let entries = entries.into_iter();
-    let mut source = BorrowedEntries { entries, names: Vec::new(), numbers: HashMap::new() };
+    let mut source = EntrySource { entries, names: Vec::new(), numbers: HashMap::new() };
     for entry in source.entries.clone() {
-        let name = entry.pack.as_str();
-        let next = source.names.len() as u32;
-        if *source.numbers.entry(name).or_insert(next) == next {
-            source.names.push(name);
+        let name = &entry.borrow().pack;
+        if !source.numbers.contains_key(name) {
+            source.numbers.insert(name.clone(), source.names.len() as u32);
+            source.names.push(name.clone());
         }
     }
     encode_records(version, &source, out)
 }
 
-struct BorrowedEntries<'a, I> {
+struct EntrySource<I> {
     entries: I,
-    names: Vec<&'a str>,
-    numbers: HashMap<&'a str, u32>,
+    names: Vec<PackName>,
+    numbers: HashMap<PackName, u32>,
 }
 
-impl<'a, I: Iterator<Item = &'a IndexEntry> + Clone> RecordSource for BorrowedEntries<'a, I> {
+impl<I> RecordSource for EntrySource<I>
+where
+    I: Iterator + Clone,
+    I::Item: Borrow<IndexEntry>,
+{
     fn pack_count(&self) -> usize {
         self.names.len()
     }
 
     fn pack_name(&self, pack: u32) -> Result<&str, CodecError> {
-        Ok(self.names[pack as usize])
+        Ok(self.names[pack as usize].as_str())
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(&Record) -> Result<(), CodecError>) -> Result<(), CodecError> {
         for entry in self.entries.clone() {
-            let pack = self.numbers[entry.pack.as_str()];
+            let entry = entry.borrow();
+            let pack = *self.numbers.get(&entry.pack).ok_or(CodecError::Changed)?;
             visit(&Record { id: entry.id, pack, fields: entry.fields() })?;
         }
         Ok(())

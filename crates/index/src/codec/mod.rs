@@ -81,6 +81,9 @@ pub enum CodecError {
     /// There are more packs, formats or bytes than the encoding can count.
     #[error("too many {0} for one index; split it into more shards")]
     TooMany(&'static str),
+    /// The second pass over the entries met a pack that the first did not.
+    #[error("the entries changed while the index was being written")]
+    Changed,
     /// Writing the output, or reading the source of the entries, failed.
     #[error("cannot write the index")]
     Write(#[source] Box<dyn std::error::Error + Send + Sync>),
