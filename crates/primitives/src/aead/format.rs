@@ -1,11 +1,12 @@
 //! Encryption of the few blobs that are sealed as a whole under one key: format blob, blob configuration and
 //! maintenance schedule.
 
-use super::{Aad, LessSafeKey, Nonce, OVERHEAD, UnboundKey, fresh_nonce, split_sealed};
+use super::{
+    AES_256_GCM, LessSafeKey, OVERHEAD, UnboundKey, fresh_nonce, open_with, seal_with, split_sealed,
+};
 use crate::kdf::hkdf_sha256_key;
 use crate::random::Random;
 use crate::{Error, Result};
-use aws_lc_rs::aead::AES_256_GCM;
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -37,31 +38,16 @@ impl FormatCipher {
         let mut out = Vec::with_capacity(plaintext.len() + OVERHEAD);
         out.extend_from_slice(&nonce);
         out.extend_from_slice(plaintext);
-        let tag = self
-            .key
-            .seal_in_place_separate_tag(
-                Nonce::assume_unique_for_key(nonce),
-                Aad::from(self.additional_data.as_slice()),
-                &mut out[nonce.len()..],
-            )
-            .map_err(|_| Error::Internal("sealing"))?;
-        out.extend_from_slice(tag.as_ref());
+        let tag = seal_with(&self.key, nonce, &self.additional_data, &mut out[nonce.len()..])?;
+        out.extend_from_slice(&tag);
         Ok(out)
     }
 
     /// The plaintext of `sealed`. [`Error::NotAuthentic`] means that the password is wrong or the blob damaged.
     pub fn open(&self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
         let (nonce, body, tag) = split_sealed(sealed)?;
-        let mut plaintext = Zeroizing::new(vec![0; body.len()]);
-        self.key
-            .open_separate_gather(
-                Nonce::assume_unique_for_key(*nonce),
-                Aad::from(self.additional_data.as_slice()),
-                body,
-                tag,
-                &mut plaintext,
-            )
-            .map_err(|_| Error::NotAuthentic)?;
+        let mut plaintext = Zeroizing::new(body.to_vec());
+        open_with(&self.key, nonce, &self.additional_data, &mut plaintext, tag)?;
         Ok(plaintext)
     }
 }

@@ -9,8 +9,9 @@ pub use stream::{StreamDecryptor, StreamVerifier};
 use crate::kdf::hkdf_sha256_key;
 use crate::random::Random;
 use crate::{Error, Result};
-use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hmac;
+// For AES-GCM this library has code for processors with VAES but without AVX-512, which is twice as fast on them.
+use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use std::fmt;
 use zeroize::Zeroizing;
 
@@ -75,6 +76,19 @@ impl Cipher {
         self.algorithm
     }
 
+    /// Seals `data` where it lies and returns the nonce that belongs in front of it and the tag that belongs behind
+    /// it: the way without any copy. On failure the content of `data` is unspecified.
+    pub fn seal_in_place(
+        &self,
+        random: &dyn Random,
+        id: &[u8],
+        data: &mut [u8],
+    ) -> Result<([u8; NONCE_LEN], [u8; TAG_LEN])> {
+        let key = self.key(id)?;
+        let nonce = fresh_nonce(random)?;
+        Ok((nonce, seal_with(&key, nonce, id, data)?))
+    }
+
     /// Appends `nonce ‖ ciphertext ‖ tag` of `plaintext` to `out`, under a fresh nonce from `random`. On failure
     /// `out` is as before.
     pub fn seal_into(
@@ -90,21 +104,16 @@ impl Cipher {
         out.reserve(plaintext.len() + OVERHEAD);
         out.extend_from_slice(&nonce);
         out.extend_from_slice(plaintext);
-        let body = &mut out[start + NONCE_LEN..];
-        match key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(id), body) {
-            Ok(tag) => {
-                out.extend_from_slice(tag.as_ref());
-                Ok(())
-            }
-            Err(_) => {
-                out.truncate(start);
-                Err(Error::Internal("sealing"))
-            }
+        let sealed = seal_with(&key, nonce, id, &mut out[start + NONCE_LEN..]);
+        match sealed {
+            Ok(tag) => out.extend_from_slice(&tag),
+            Err(_) => out.truncate(start),
         }
+        sealed.map(drop)
     }
 
-    /// Writes `nonce ‖ ciphertext ‖ tag` of `plaintext` to `out`, which must be [`OVERHEAD`] longer than it: the
-    /// way without any copy for callers that own an initialised buffer.
+    /// Writes `nonce ‖ ciphertext ‖ tag` of `plaintext` to `out`, which must be [`OVERHEAD`] longer than it. On
+    /// failure the content of `out` is unspecified.
     pub fn seal_to(&self, random: &dyn Random, id: &[u8], plaintext: &[u8], out: &mut [u8]) -> Result<()> {
         if out.len() != plaintext.len() + OVERHEAD {
             return Err(Error::InvalidParameter {
@@ -113,46 +122,31 @@ impl Cipher {
                 expected: "28 bytes longer than the data",
             });
         }
-        let nonce = fresh_nonce(random)?;
         let (head, rest) = out.split_at_mut(NONCE_LEN);
-        let (body, tag) = rest.split_at_mut(plaintext.len());
+        let (body, tail) = rest.split_at_mut(plaintext.len());
+        body.copy_from_slice(plaintext);
+        let (nonce, tag) = self.seal_in_place(random, id, body)?;
         head.copy_from_slice(&nonce);
-        self.key(id)?
-            .seal_out_of_place_scatter(
-                Nonce::assume_unique_for_key(nonce),
-                Aad::from(id),
-                plaintext,
-                body,
-                &[],
-                tag,
-            )
-            .map_err(|_| Error::Internal("sealing"))
+        tail.copy_from_slice(&tag);
+        Ok(())
     }
 
     /// The plaintext of `sealed`, if it was sealed under this cipher and `id` and never changed.
     pub fn open(&self, id: &[u8], sealed: &[u8]) -> Result<Vec<u8>> {
-        let mut plaintext = vec![0; sealed.len().saturating_sub(OVERHEAD)];
-        self.open_to(id, sealed, &mut plaintext)?;
-        Ok(plaintext)
-    }
-
-    /// Opens `sealed` into `out`, which must be [`OVERHEAD`] shorter than it. On failure the content of `out` is
-    /// unspecified and must not be used.
-    pub fn open_to(&self, id: &[u8], sealed: &[u8], out: &mut [u8]) -> Result<()> {
         let (nonce, body, tag) = split_sealed(sealed)?;
-        self.key(id)?
-            .open_separate_gather(Nonce::assume_unique_for_key(*nonce), Aad::from(id), body, tag, out)
-            .map_err(|_| Error::NotAuthentic)
+        let mut plaintext = body.to_vec();
+        open_with(&self.key(id)?, nonce, id, &mut plaintext, tag)?;
+        Ok(plaintext)
     }
 
     /// Opens `sealed` where it lies and returns the plaintext inside it. On failure its content is unspecified
     /// and must not be used.
     pub fn open_in_place<'a>(&self, id: &[u8], sealed: &'a mut [u8]) -> Result<&'a mut [u8]> {
-        let (nonce, _, _) = split_sealed(sealed)?;
-        let nonce = Nonce::assume_unique_for_key(*nonce);
-        self.key(id)?
-            .open_in_place(nonce, Aad::from(id), &mut sealed[NONCE_LEN..])
-            .map_err(|_| Error::NotAuthentic)
+        let (&nonce, _, &tag) = split_sealed(sealed)?;
+        let body = NONCE_LEN..sealed.len() - TAG_LEN;
+        let plaintext = &mut sealed[body];
+        open_with(&self.key(id)?, &nonce, id, plaintext, &tag)?;
+        Ok(plaintext)
     }
 
     /// Starts to verify a message of `sealed_len` bytes that is too large for memory. See [`StreamVerifier`].
@@ -189,6 +183,31 @@ fn fresh_nonce(random: &dyn Random) -> Result<[u8; NONCE_LEN]> {
     let mut nonce = [0; NONCE_LEN];
     random.fill(&mut nonce)?;
     Ok(nonce)
+}
+
+fn seal_with(
+    key: &LessSafeKey,
+    nonce: [u8; NONCE_LEN],
+    additional_data: &[u8],
+    data: &mut [u8],
+) -> Result<[u8; TAG_LEN]> {
+    key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(additional_data), data)
+        .ok()
+        .and_then(|tag| tag.as_ref().try_into().ok())
+        .ok_or(Error::Internal("sealing"))
+}
+
+fn open_with(
+    key: &LessSafeKey,
+    nonce: &[u8; NONCE_LEN],
+    additional_data: &[u8],
+    data: &mut [u8],
+    tag: &[u8; TAG_LEN],
+) -> Result<()> {
+    let nonce = Nonce::assume_unique_for_key(*nonce);
+    key.open_in_place_separate_tag(nonce, Aad::from(additional_data), (*tag).into(), data, 0..)
+        .map(drop)
+        .map_err(|_| Error::NotAuthentic)
 }
 
 /// Splits a sealed message into nonce, ciphertext and tag.

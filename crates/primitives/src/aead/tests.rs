@@ -97,6 +97,9 @@ fn a_whole_content_is_sealed_to_the_known_bytes() {
     cipher.seal_to(&CountingNonce, &id, b"hello", &mut placed).unwrap();
     assert_eq!(hex::encode(placed), expected);
     assert!(cipher.seal_to(&CountingNonce, &id, b"hello", &mut placed[1..]).is_err());
+    let mut in_place = *b"hello";
+    let (nonce, tag) = cipher.seal_in_place(&CountingNonce, &id, &mut in_place).unwrap();
+    assert_eq!(hex::encode([&nonce[..], &in_place, &tag].concat()), expected);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Buzhash over 64 bytes: a cyclic polynomial on 32 bits.
 
 use super::WINDOW;
-use super::lanes::{LANES, RollingHash};
+use super::lanes::RollingHash;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::interleaved_lanes;
 
 /// The hash of the last 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,16 +21,14 @@ impl RollingHash for Buzhash {
     }
 
     #[inline(always)]
-    fn is_candidate(self, mask: u32) -> bool {
-        self.0 & mask == 0
+    fn masked(self, mask: u32) -> u32 {
+        self.0 & mask
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return x86::lanes_with_candidate(bytes, lane, mask);
-        }
-        lanes_with_candidate(bytes, lane, mask)
+        x86::lanes_with_candidate(bytes, lane, mask)
+            .unwrap_or_else(|| interleaved_lanes::<Buzhash>(bytes, lane, mask))
     }
 }
 
@@ -36,62 +36,57 @@ fn hash(window: &[u8]) -> u32 {
     window.iter().fold(0, |hash: u32, &byte| hash.rotate_left(1) ^ TABLE[usize::from(byte)])
 }
 
-/// The table entries of 64 steps of all lanes.
-type Steps = [[u32; LANES]; WINDOW];
-
-/// Looks up the bytes of 64 steps, of which lane `i` starts at `start + i * lane`.
-#[inline(always)]
-fn look_up(bytes: &[u8], start: usize, lane: usize, steps: &mut Steps) {
-    for i in 0..LANES {
-        let at = start + i * lane;
-        for (step, &byte) in steps.iter_mut().zip(&bytes[at..at + WINDOW]) {
-            step[i] = TABLE[usize::from(byte)];
-        }
-    }
-}
-
-/// See [`RollingHash::lanes_with_candidate`]. Table entries are looked up once and used twice: when their byte
-/// enters and, 64 steps later, when it leaves. What remains are shifts and XORs on whole vectors, which the
-/// compiler turns into the instructions of the enclosing function's target.
-#[inline(always)]
-fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-    let mut leaving: Steps = [[0; LANES]; WINDOW];
-    let mut entering: Steps = [[0; LANES]; WINDOW];
-    let mut hashes = [0u32; LANES];
-    look_up(bytes, 0, lane, &mut leaving);
-    for step in &leaving {
-        for i in 0..LANES {
-            hashes[i] = hashes[i].rotate_left(1) ^ step[i];
-        }
-    }
-    // The smallest masked hash of a lane is zero if and only if the lane has a candidate.
-    let mut smallest = [u32::MAX; LANES];
-    for start in (WINDOW..=lane).step_by(WINDOW) {
-        look_up(bytes, start, lane, &mut entering);
-        for (enter, leave) in entering.iter().zip(&leaving) {
-            for i in 0..LANES {
-                hashes[i] = hashes[i].rotate_left(1) ^ leave[i] ^ enter[i];
-                smallest[i] = smallest[i].min(hashes[i] & mask);
-            }
-        }
-        std::mem::swap(&mut leaving, &mut entering);
-    }
-    smallest.iter().enumerate().fold(0, |bits, (i, &least)| bits | (u8::from(least == 0) << i))
-}
-
-/// The same code compiled for AVX2.
+/// All lanes in one AVX2 register.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod x86 {
-    /// Callers must have detected AVX2.
-    pub(super) fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-        #[target_feature(enable = "avx2")]
-        fn compiled_for_avx2(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-            super::lanes_with_candidate(bytes, lane, mask)
+    use super::super::lanes::{LANES, window_at};
+    use super::{TABLE, WINDOW};
+    use std::arch::x86_64::{
+        _mm256_and_si256, _mm256_castsi256_ps, _mm256_cmpeq_epi32, _mm256_min_epu32, _mm256_movemask_ps,
+        _mm256_or_si256, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_slli_epi32,
+        _mm256_srli_epi32, _mm256_xor_si256,
+    };
+    use std::{array, mem};
+
+    /// See `RollingHash::lanes_with_candidate`; `None` if the processor has no AVX2.
+    pub(super) fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> Option<u8> {
+        if !std::arch::is_x86_feature_detected!("avx2") {
+            return None;
         }
-        // SAFETY: the only caller, in this file, has just detected AVX2 on this processor; the function itself is
-        // ordinary safe code.
-        unsafe { compiled_for_avx2(bytes, lane, mask) }
+        // SAFETY: the function demands nothing but AVX2, which was detected just now; it is safe code otherwise.
+        Some(unsafe { lanes_with_candidate_avx2(bytes, lane, mask) })
+    }
+
+    /// Table entries are looked up once and used twice: when their byte enters the window and, 64 steps later, when
+    /// it leaves. Plain loads do this faster than AVX2's gather instruction.
+    #[target_feature(enable = "avx2")]
+    fn lanes_with_candidate_avx2(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+        let zero = _mm256_setzero_si256();
+        let mask = _mm256_set1_epi32(mask.cast_signed());
+        let mut window = [zero; WINDOW];
+        let mut hashes = zero;
+        // The smallest masked hash of a lane is zero if and only if the lane has a candidate.
+        let largest = _mm256_set1_epi32(-1);
+        let mut smallest = largest;
+        for start in (0..=lane).step_by(WINDOW) {
+            if start == WINDOW {
+                // Until here the window was being filled; now come the positions in question.
+                smallest = largest;
+            }
+            let rows: [_; LANES] = array::from_fn(|i| window_at(bytes, start + i * lane));
+            for (step, entry) in window.iter_mut().enumerate() {
+                let of = |i: usize| TABLE[usize::from(rows[i][step])].cast_signed();
+                let entering = _mm256_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7));
+                let leaving = mem::replace(entry, entering);
+                let rotated = _mm256_or_si256(_mm256_slli_epi32(hashes, 1), _mm256_srli_epi32(hashes, 31));
+                hashes = _mm256_xor_si256(rotated, _mm256_xor_si256(entering, leaving));
+                smallest = _mm256_min_epu32(smallest, _mm256_and_si256(hashes, mask));
+            }
+        }
+        let with_candidate = _mm256_cmpeq_epi32(smallest, zero);
+        // One bit per lane, of which there are eight.
+        _mm256_movemask_ps(_mm256_castsi256_ps(with_candidate)) as u8
     }
 }
 

@@ -8,6 +8,7 @@
 //! that position.
 
 use super::WINDOW;
+use std::array;
 
 /// How many lanes run side by side: a full AVX2 register of 32-bit hashes.
 pub(super) const LANES: usize = 8;
@@ -23,18 +24,60 @@ const SERIAL_START: usize = 128;
 
 /// A hash of the last 64 bytes that can be moved along by one byte.
 pub(super) trait RollingHash: Copy {
-    /// The hash of the first 64 bytes of `window`.
+    /// The hash of a window.
     fn of_window(window: &[u8; WINDOW]) -> Self;
 
     /// Moves the window along by one byte.
     fn roll(self, leaving: u8, entering: u8) -> Self;
 
+    /// Those bits of the hash that must be zero behind a candidate.
+    fn masked(self, mask: u32) -> u32;
+
     /// Whether the position behind the window is a candidate.
-    fn is_candidate(self, mask: u32) -> bool;
+    #[inline(always)]
+    fn is_candidate(self, mask: u32) -> bool {
+        self.masked(mask) == 0
+    }
 
     /// Which lanes of `bytes`, as bits from the lowest on, hold a candidate. `bytes` are the 64 bytes before the
     /// block and the block, [`LANES`] lanes of `lane` bytes each, a multiple of 64.
-    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8;
+    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+        interleaved_lanes::<Self>(bytes, lane, mask)
+    }
+}
+
+/// So many hashes at once keep a processor's scalar units busy and still fit its registers.
+const INTERLEAVED: usize = 4;
+
+/// See [`RollingHash::lanes_with_candidate`]: the way that works for any hash on any processor.
+pub(super) fn interleaved_lanes<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+    (0..LANES)
+        .step_by(INTERLEAVED)
+        .fold(0, |bits, first| bits | interleaved::<H>(&bytes[first * lane..], lane, mask) << first)
+}
+
+/// The same for the first few lanes.
+fn interleaved<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+    let mut hashes: [H; INTERLEAVED] = array::from_fn(|i| H::of_window(window_at(bytes, i * lane)));
+    // The smallest masked hash of a lane is zero if and only if the lane has a candidate.
+    let mut smallest = [u32::MAX; INTERLEAVED];
+    for start in (0..lane).step_by(WINDOW) {
+        let leaving: [_; INTERLEAVED] = array::from_fn(|i| window_at(bytes, start + i * lane));
+        let entering: [_; INTERLEAVED] = array::from_fn(|i| window_at(bytes, start + i * lane + WINDOW));
+        for step in 0..WINDOW {
+            for i in 0..INTERLEAVED {
+                hashes[i] = hashes[i].roll(leaving[i][step], entering[i][step]);
+                smallest[i] = smallest[i].min(hashes[i].masked(mask));
+            }
+        }
+    }
+    smallest.iter().rev().fold(0, |bits, &least| bits << 1 | u8::from(least == 0))
+}
+
+/// The 64 bytes from `start` on, which must exist, as an array: indexing it needs no checks.
+#[inline(always)]
+pub(super) fn window_at(bytes: &[u8], start: usize) -> &[u8; WINDOW] {
+    &bytes[start..start + WINDOW].as_chunks().0[0]
 }
 
 /// The offset of the first candidate.

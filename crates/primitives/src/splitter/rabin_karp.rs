@@ -1,7 +1,7 @@
 //! Rabin-Karp over 64 bytes: the window as a polynomial over GF(2), modulo an irreducible one of degree 53.
 
 use super::WINDOW;
-use super::lanes::{LANES, RollingHash};
+use super::lanes::RollingHash;
 
 /// The modulus, fixed by the format.
 const MODULUS: u64 = 0x2e_3e3e_4a30_5605;
@@ -22,26 +22,8 @@ impl RollingHash for RabinKarp {
     }
 
     #[inline(always)]
-    fn is_candidate(self, mask: u32) -> bool {
-        self.0 & u64::from(mask) == 0
-    }
-
-    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-        let mut hashes = [RabinKarp(0); LANES];
-        for (i, hash) in hashes.iter_mut().enumerate() {
-            *hash = RabinKarp(bytes[i * lane..i * lane + WINDOW].iter().fold(0, |h, &byte| append(h, byte)));
-        }
-        let mut smallest = [u64::MAX; LANES];
-        let leaving: [&[u8]; LANES] = std::array::from_fn(|i| &bytes[i * lane..(i + 1) * lane]);
-        let entering: [&[u8]; LANES] =
-            std::array::from_fn(|i| &bytes[i * lane + WINDOW..(i + 1) * lane + WINDOW]);
-        for step in 0..lane {
-            for i in 0..LANES {
-                hashes[i] = hashes[i].roll(leaving[i][step], entering[i][step]);
-                smallest[i] = smallest[i].min(hashes[i].0 & u64::from(mask));
-            }
-        }
-        smallest.iter().enumerate().fold(0, |bits, (i, &least)| bits | (u8::from(least == 0) << i))
+    fn masked(self, mask: u32) -> u32 {
+        self.0 as u32 & mask
     }
 }
 

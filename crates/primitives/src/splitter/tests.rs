@@ -259,6 +259,25 @@ proptest! {
     }
 
     #[test]
+    fn each_kernel_sees_the_same_lanes(data in data(), log_size in 4u32..14) {
+        fn check<H: RollingHash>(data: &[u8], mask: u32) {
+            let lane = data.len().saturating_sub(WINDOW) / lanes::LANES / WINDOW * WINDOW;
+            if lane > 0 {
+                let block = &data[..WINDOW + lanes::LANES * lane];
+                let expected = (0..lanes::LANES).fold(0, |bits, i| {
+                    let lane = &block[i * lane..WINDOW + (i + 1) * lane];
+                    bits | u8::from(lanes::find::<H>(lane, mask).is_some()) << i
+                });
+                assert_eq!(H::lanes_with_candidate(block, lane, mask), expected);
+                assert_eq!(lanes::interleaved_lanes::<H>(block, lane, mask), expected);
+            }
+        }
+        let mask = (1 << log_size) - 1;
+        check::<buzhash::Buzhash>(&data, mask);
+        check::<rabin_karp::RabinKarp>(&data, mask);
+    }
+
+    #[test]
     fn lanes_find_what_the_definition_finds(data in data(), log_size in 4u32..20) {
         fn check<H: RollingHash>(data: &[u8], mask: u32) {
             let hash_of = |window: &[u8]| H::of_window(window.try_into().unwrap());
