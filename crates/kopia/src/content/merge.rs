@@ -1,0 +1,142 @@
+//! Merging index blobs into fewer: what index compaction does, whichever rules it follows.
+
+use super::ContentStore;
+use super::committed::blocking;
+use super::load::{FetchError, IndexLoader};
+use crate::sealer::{SealedBlob, Sealer};
+use crate::{Error, Result};
+use lifeboat_blobs::BlobMetadata;
+use lifeboat_budget::{Budget, Reservation};
+use lifeboat_index::{
+    Catalog, CatalogOptions, Deleted, IdRange, IndexBlobName, IndexVersion, MAX_SHARD_ENTRIES, Snapshot,
+    shard_count, shard_of,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What one entry takes in an index besides its key, at most, its share of the pack names included.
+const ENTRY_LEN: u64 = 24;
+/// However small the budget is, no shard holds fewer entries than this.
+const MIN_SHARD_ENTRIES: usize = 50_000;
+
+/// The entries of several index blobs as one index, cut into shards that fit into memory one at a time.
+#[derive(Debug)]
+pub struct MergedIndex {
+    snapshot: Snapshot,
+    version: IndexVersion,
+    sealer: Arc<Sealer>,
+    budget: Budget,
+    /// Into how many shards the entries are cut.
+    cut: u32,
+    /// Those of them that are not empty.
+    shards: Vec<u32>,
+    /// What one of them takes in memory, sealed and not.
+    memory: u64,
+}
+
+/// A shard that is ready to be put, and the memory that it takes.
+#[derive(Debug)]
+pub struct SealedShard {
+    /// The sealed bytes.
+    pub blob: SealedBlob,
+    _memory: Reservation,
+}
+
+impl ContentStore {
+    /// Reads `blobs`, which are index blobs of this repository, and merges their entries. Of those that say that a
+    /// content was deleted, the ones at or before `watermark` (unix seconds; `i64::MIN` for none) are left out, after
+    /// the merge.
+    ///
+    /// Goes through local files; memory is taken in proportion to the packs. Fails with [`Error::MissingBlob`] if a
+    /// blob is not there any more.
+    pub async fn merge_index(&self, blobs: &[BlobMetadata], watermark: i64) -> Result<MergedIndex> {
+        let loader = self.shared.committed.loader().clone();
+        let options = CatalogOptions { budget: Some(loader.budget().clone()), ..CatalogOptions::default() };
+        let catalog = Arc::new(Catalog::temporary_in(loader.folder(), options)?);
+        let mut names = BTreeSet::new();
+        for blob in blobs {
+            let name = IndexBlobName::from(blob.id.as_str());
+            add(&loader, &catalog, blob, name.clone()).await?;
+            names.insert(name);
+        }
+        let version = self.shared.format.index_version;
+        let sealer = self.shared.sealer.clone();
+        let merge = move || {
+            let mut gone = |_: &IndexBlobName| Err("its local file is gone".into());
+            let snapshot = catalog.update(&names, watermark, &mut gone)?;
+            MergedIndex::new(snapshot, version, sealer, loader.budget().clone())
+        };
+        blocking(merge).await?
+    }
+}
+
+async fn add(
+    loader: &IndexLoader,
+    catalog: &Arc<Catalog>,
+    blob: &BlobMetadata,
+    name: IndexBlobName,
+) -> Result<()> {
+    let (source, memory) = loader.fetch(blob).await.map_err(|error| match error {
+        FetchError::Failed(error) => error,
+        FetchError::Vanished(id) => {
+            Error::MissingBlob { blob: id.to_string(), needed_for: "the compaction of the index".into() }
+        }
+    })?;
+    let catalog = catalog.clone();
+    blocking(move || catalog.add(&name, &source)).await??;
+    drop(memory);
+    Ok(())
+}
+
+impl MergedIndex {
+    fn new(snapshot: Snapshot, version: IndexVersion, sealer: Arc<Sealer>, budget: Budget) -> Result<Self> {
+        let mut entries = snapshot.iter(IdRange::all(), Deleted::Include);
+        let Some(first) = entries.next().transpose()? else {
+            let (cut, shards, memory) = (1, Vec::new(), 0);
+            return Ok(MergedIndex { snapshot, version, sealer, budget, cut, shards, memory });
+        };
+        let entry_len = first.id.key().len() as u64 + ENTRY_LEN;
+        let room = (budget.total() / 8 / entry_len) as usize;
+        let per_shard = room.clamp(MIN_SHARD_ENTRIES, MAX_SHARD_ENTRIES);
+        let total = usize::try_from(snapshot.len_upper_bound()).unwrap_or(usize::MAX);
+        let cut = shard_count(total, per_shard);
+        // The number of shards is part of their names, so it is known before the first one is written.
+        let mut used = vec![false; cut as usize];
+        let mut unused = cut;
+        let rest = snapshot.iter(IdRange::all(), Deleted::Include);
+        for entry in rest {
+            let place = &mut used[shard_of(&entry?.id, cut) as usize];
+            unused -= u32::from(!std::mem::replace(place, true));
+            if unused == 0 {
+                break;
+            }
+        }
+        let shards = (0..cut).filter(|shard| used[*shard as usize]).collect();
+        let memory =
+            (total.div_ceil(cut as usize) as u64).saturating_mul(2 * entry_len).min(budget.total() / 4);
+        Ok(MergedIndex { snapshot, version, sealer, budget, cut, shards, memory })
+    }
+
+    /// How many shards it has; none if there are no entries.
+    pub fn shard_count(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Encodes and seals one shard. `suffix` follows its entries: random bytes where the format asks for them.
+    pub async fn seal_shard(&self, place: usize, suffix: &[u8]) -> Result<SealedShard> {
+        let shard =
+            *self.shards.get(place).ok_or_else(|| Error::Worker(format!("there is no shard {place}")))?;
+        let memory = self.budget.reserve_async(self.memory).await?;
+        let (snapshot, version, cut) = (self.snapshot.clone(), self.version, self.cut);
+        let (sealer, suffix) = (self.sealer.clone(), suffix.to_vec());
+        let seal = move || -> Result<SealedBlob> {
+            let mut plain = Vec::new();
+            snapshot
+                .encode_index(version, shard, cut, &mut plain)
+                .map_err(|e| Error::Invalid(format!("cannot encode the merged index: {e}")))?;
+            plain.extend_from_slice(&suffix);
+            sealer.seal_blob(&plain)
+        };
+        Ok(SealedShard { blob: blocking(seal).await??, _memory: memory })
+    }
+}

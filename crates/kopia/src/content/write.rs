@@ -1,0 +1,305 @@
+//! Writing and deleting contents: name them, look them up, and have those packed that are not there.
+
+use super::session::Pending;
+use super::writer::{Writer, WriterState};
+use super::{ContentStore, ContentToWrite};
+use crate::pack::{PackKind, PackRecord};
+use crate::sealer::{MAX_CONTENT_LEN, seal_id};
+use crate::{Error, Result};
+use lifeboat_index::{ContentId, IndexEntry};
+use lifeboat_primitives::hash::Digest;
+use parking_lot::MutexGuard;
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+/// A content that this thread has claimed and must write.
+pub(super) struct Job<'a> {
+    pub(super) id: ContentId,
+    pub(super) item: &'a ContentToWrite<'a>,
+    /// The time of an entry that the new one must be later than.
+    pub(super) after: Option<i64>,
+    /// What the session had in the place of the claim.
+    before: Option<Pending>,
+}
+
+impl Job<'_> {
+    /// What it takes to give the claim up.
+    fn claim(&self) -> (ContentId, Option<Pending>) {
+        (self.id, self.before)
+    }
+}
+
+impl ContentStore {
+    /// Writes one content; see [`write_batch`](Self::write_batch).
+    pub fn write(&self, item: &ContentToWrite<'_>) -> Result<ContentId> {
+        let ids = self.write_batch(std::slice::from_ref(item))?;
+        ids.first().copied().ok_or_else(|| Error::Worker("a batch of one gave no id".into()))
+    }
+
+    /// Writes contents and returns their ids, in order. What the repository holds already is not written again.
+    ///
+    /// Blocking, and heavy on the processor: call it from worker threads, any number of them at once, never from
+    /// async code. Several contents in one call are hashed side by side, which is about twice as fast for the
+    /// default hash. Contents are durable and visible to others after the next [`flush`](Self::flush).
+    ///
+    /// Fails with [`Error::PackNotWritten`] if a pack written earlier could not be stored; a flush tries it again.
+    pub fn write_batch(&self, items: &[ContentToWrite<'_>]) -> Result<Vec<ContentId>> {
+        let writer = self.writer("write contents")?;
+        self.keep_index_fresh()?;
+        let ids = self.name_all(items)?;
+        {
+            let _batch = writer.barrier.read();
+            self.write_named(writer, items, &ids)?;
+        }
+        self.flush_if_due(writer)?;
+        Ok(ids)
+    }
+
+    /// Writes a content and deletes others, all published by the same flush.
+    pub fn write_and_delete(&self, item: &ContentToWrite<'_>, delete: &[ContentId]) -> Result<ContentId> {
+        let writer = self.writer("write contents")?;
+        self.keep_index_fresh()?;
+        let ids = self.name_all(std::slice::from_ref(item))?;
+        let _batch = writer.barrier.read();
+        self.write_named(writer, std::slice::from_ref(item), &ids)?;
+        let written =
+            ids.first().copied().ok_or_else(|| Error::Worker("a batch of one gave no id".into()))?;
+        for id in delete.iter().filter(|id| **id != written) {
+            self.delete_in_batch(writer, id)?;
+        }
+        Ok(written)
+    }
+
+    /// Marks a content as deleted; a content that is not there or deleted already is left alone. It stays readable
+    /// until maintenance drops it.
+    pub fn delete(&self, id: &ContentId) -> Result<()> {
+        let writer = self.writer("delete contents")?;
+        let _batch = writer.barrier.read();
+        self.delete_in_batch(writer, id)
+    }
+
+    fn name_all(&self, items: &[ContentToWrite<'_>]) -> Result<Vec<ContentId>> {
+        if let Some(item) = items.iter().find(|item| item.data.len() > MAX_CONTENT_LEN) {
+            return Err(Error::Invalid(format!("a content of {} bytes is too large", item.data.len())));
+        }
+        let sealer = &self.shared.sealer;
+        let inputs: Vec<&[u8]> = items.iter().map(|item| item.data).collect();
+        let mut digests = vec![Digest::default(); inputs.len()];
+        sealer.hasher().hash_many(&inputs, &mut digests);
+        items.iter().zip(&digests).map(|(item, digest)| sealer.content_id(item.prefix, digest)).collect()
+    }
+
+    fn write_named(&self, writer: &Writer, items: &[ContentToWrite<'_>], ids: &[ContentId]) -> Result<()> {
+        let counters = &writer.counters;
+        counters.hashed_contents.fetch_add(items.len() as u64, Ordering::Relaxed);
+        let bytes = items.iter().map(|item| item.data.len() as u64).sum();
+        counters.hashed_bytes.fetch_add(bytes, Ordering::Relaxed);
+
+        let mut seen = HashSet::with_capacity(ids.len());
+        let mut open: Vec<(ContentId, &ContentToWrite<'_>)> =
+            ids.iter().copied().zip(items).filter(|(id, _)| seen.insert(*id)).collect();
+        // Each round writes what this thread could claim. What another thread had claimed is waited for, and
+        // claimed in the next round if that thread gave it up; own claims are settled by then, so no two threads
+        // wait for each other.
+        while !open.is_empty() {
+            let (claimed, others) = self.claim(writer, open)?;
+            self.write_claimed(writer, claimed)?;
+            open = self.wait_for(writer, others);
+        }
+        Ok(())
+    }
+
+    /// Claims the contents that are not there; returns them and those that other threads are writing.
+    #[allow(clippy::type_complexity)]
+    fn claim<'a>(
+        &self,
+        writer: &Writer,
+        wanted: Vec<(ContentId, &'a ContentToWrite<'a>)>,
+    ) -> Result<(Vec<Job<'a>>, Vec<(ContentId, &'a ContentToWrite<'a>)>)> {
+        let (mut jobs, mut others) = (Vec::new(), Vec::new());
+        {
+            let mut state = writer.state.lock();
+            state.check_failure()?;
+            for (id, item) in wanted {
+                let after = match state.pending(&id) {
+                    Some(Pending::Claimed) => {
+                        others.push((id, item));
+                        continue;
+                    }
+                    Some(Pending::Entry(_, record)) if !record.deleted => continue,
+                    Some(Pending::Entry(_, record)) => Some(record.timestamp),
+                    None => None,
+                };
+                let before = state.session(self)?.entries.insert(id, Pending::Claimed);
+                jobs.push(Job { id, item, after, before });
+            }
+        }
+        // The published index is asked after the claim: a session that was published in between is found here.
+        let committed = &self.shared.committed;
+        let mut kept = Vec::with_capacity(jobs.len());
+        let mut jobs = jobs.into_iter();
+        while let Some(mut job) = jobs.next() {
+            match committed.get_blocking(&job.id) {
+                Ok(Some(entry)) if !entry.deleted && job.after.is_none() => {
+                    self.give_up(writer, &[job.claim()]);
+                }
+                Ok(entry) => {
+                    job.after = job.after.max(entry.map(|entry| entry.timestamp_seconds));
+                    kept.push(job);
+                }
+                Err(error) => {
+                    kept.push(job);
+                    kept.extend(jobs);
+                    self.give_up(writer, &kept.iter().map(Job::claim).collect::<Vec<_>>());
+                    return Err(error);
+                }
+            }
+        }
+        Ok((kept, others))
+    }
+
+    /// Takes back claims of this thread.
+    fn give_up(&self, writer: &Writer, claims: &[(ContentId, Option<Pending>)]) {
+        let mut state = writer.state.lock();
+        if let Some(session) = &mut state.current {
+            for (id, before) in claims {
+                if matches!(session.entries.get(id), Some(Pending::Claimed)) {
+                    match before {
+                        Some(before) => session.entries.insert(*id, *before),
+                        None => session.entries.remove(id),
+                    };
+                }
+            }
+        }
+        drop(state);
+        writer.wake_all();
+    }
+
+    /// Waits until no content of `claimed` is being written by another thread; returns those that were given up.
+    fn wait_for<'a>(
+        &self,
+        writer: &Writer,
+        mut claimed: Vec<(ContentId, &'a ContentToWrite<'a>)>,
+    ) -> Vec<(ContentId, &'a ContentToWrite<'a>)> {
+        let mut state = writer.state.lock();
+        while claimed.iter().any(|(id, _)| matches!(state.pending(id), Some(Pending::Claimed))) {
+            writer.settled.wait(&mut state);
+        }
+        claimed.retain(|(id, _)| match state.pending(id) {
+            Some(Pending::Entry(_, record)) => record.deleted,
+            _ => true,
+        });
+        claimed
+    }
+
+    fn write_claimed(&self, writer: &Writer, jobs: Vec<Job<'_>>) -> Result<()> {
+        let claims: Vec<_> = jobs.iter().map(Job::claim).collect();
+        let written = self.seal_all(writer, jobs);
+        if written.is_err() {
+            self.give_up(writer, &claims);
+        } else {
+            writer.wake_all();
+        }
+        written
+    }
+
+    fn delete_in_batch(&self, writer: &Writer, id: &ContentId) -> Result<()> {
+        let now = self.shared.environment.clock.now().as_second();
+        let mut state = writer.state.lock();
+        while matches!(state.pending(id), Some(Pending::Claimed)) {
+            writer.settled.wait(&mut state);
+        }
+        state.check_failure()?;
+        let known = state.find(id).map(|(entry, _)| entry);
+        let known = match known {
+            Some(entry) => Some(entry),
+            None => self.shared.committed.get_blocking(id)?,
+        };
+        let Some(entry) = known.filter(|entry| !entry.deleted) else { return Ok(()) };
+        let timestamp_seconds = later_than(now, Some(entry.timestamp_seconds));
+        self.add_entry(&mut state, IndexEntry { deleted: true, timestamp_seconds, ..entry })
+    }
+
+    /// Adds an entry for bytes that are in the store already.
+    pub(super) fn add_recovered(&self, writer: &Writer, entry: &IndexEntry) -> Result<()> {
+        writer.state.lock().session(self)?.add_foreign(entry);
+        Ok(())
+    }
+
+    /// Adds an entry that brings no bytes of its own.
+    fn add_entry(&self, state: &mut MutexGuard<'_, WriterState>, entry: IndexEntry) -> Result<()> {
+        let session = state.session(self)?;
+        session.update(&entry);
+        if let Some(pack) = session.opened(PackKind::of(entry.id.prefix())) {
+            pack.record_deletion(entry);
+        }
+        Ok(())
+    }
+
+    /// Writes a content again into a new pack, from its sealed bytes: same data, same compression, a later entry.
+    /// `deleted` says whether it lives on; maintenance rewrites deleted contents as deleted.
+    ///
+    /// A deletion that is moved keeps its time, but for the second that makes the new entry win: if moving it made
+    /// it younger, packs that are rewritten again and again would never lose what was deleted from them.
+    pub fn rewrite(&self, entry: &IndexEntry, sealed: &[u8], deleted: bool) -> Result<()> {
+        let writer = self.writer("rewrite contents")?;
+        let plain = self
+            .shared
+            .sealer
+            .open_with_id(seal_id(entry.id.hash()), sealed)
+            .map_err(|e| damaged(entry, e.to_string()))?;
+        let _batch = writer.barrier.read();
+        let Some(before) = self.claim_to_rewrite(writer, entry)? else { return Ok(()) };
+        let now = self.shared.environment.clock.now().as_second();
+        let record = PackRecord {
+            id: entry.id,
+            offset: 0,
+            packed_length: 0,
+            original_length: entry.original_length,
+            timestamp: match entry.deleted && deleted {
+                true => entry.timestamp_seconds.saturating_add(1),
+                false => later_than(now, Some(entry.timestamp_seconds)),
+            },
+            compression: entry.compression,
+            format_version: self.shared.format.version,
+            deleted,
+        };
+        let written = self.prepared(record, Cow::Owned(plain)).and_then(|prepared| {
+            let len = prepared.sealed_len;
+            self.seal_group(writer, PackKind::of(entry.id.prefix()), vec![prepared], len)
+        });
+        match &written {
+            Ok(()) => writer.wake_all(),
+            Err(_) => self.give_up(writer, &[(entry.id, before)]),
+        }
+        written
+    }
+
+    /// Claims a content that is to be moved; returns what the session had in its place. `None` if the content was
+    /// written anew since `entry` was read: then there is nothing to move, and a deletion must not win over it.
+    fn claim_to_rewrite(&self, writer: &Writer, entry: &IndexEntry) -> Result<Option<Option<Pending>>> {
+        let mut state = writer.state.lock();
+        while matches!(state.pending(&entry.id), Some(Pending::Claimed)) {
+            writer.settled.wait(&mut state);
+        }
+        state.check_failure()?;
+        let latest = match state.pending(&entry.id) {
+            Some(Pending::Entry(_, record)) => Some(record.timestamp),
+            _ => self.shared.committed.get_blocking(&entry.id)?.map(|entry| entry.timestamp_seconds),
+        };
+        if latest.is_some_and(|latest| latest > entry.timestamp_seconds) {
+            return Ok(None);
+        }
+        Ok(Some(state.session(self)?.entries.insert(entry.id, Pending::Claimed)))
+    }
+}
+
+/// The time of a new entry: now, or just after the entry that it replaces.
+pub(super) fn later_than(now: i64, earlier: Option<i64>) -> i64 {
+    earlier.map_or(now, |earlier| now.max(earlier.saturating_add(1)))
+}
+
+pub(super) fn damaged(entry: &IndexEntry, reason: String) -> Error {
+    Error::DamagedContent { id: entry.id, blob: entry.pack.to_string(), reason }
+}

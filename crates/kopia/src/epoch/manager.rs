@@ -1,0 +1,152 @@
+//! Loading the state of the index and writing into it, with the time limits that make it safe without locks.
+
+use super::names::{self, Epoch, IndexKind, Suffix};
+use super::state::EpochState;
+use crate::format::EpochParameters;
+use crate::sealer::SealedBlob;
+use crate::session::SessionId;
+use crate::{Clock, Error, Result};
+use futures::TryStreamExt;
+use jiff::{SignedDuration, Timestamp};
+use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, PutOptions};
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// How often a load or a write that was overtaken by time is tried again before giving up.
+const ATTEMPTS: usize = 5;
+
+/// What is known about the index, and until when it may be relied on.
+#[derive(Debug, Clone)]
+pub struct Committed {
+    /// What the listing said.
+    pub state: Arc<EpochState>,
+    /// After this moment the state must be loaded again before anything is decided by it.
+    pub valid_until: Timestamp,
+}
+
+/// The index blobs of a repository with epochs.
+#[derive(Debug)]
+pub struct EpochIndex {
+    store: Arc<dyn BlobStore>,
+    clock: Arc<dyn Clock>,
+    parameters: EpochParameters,
+    committed: Mutex<Option<Committed>>,
+}
+
+impl EpochIndex {
+    /// The index blobs in `store`; nothing is read yet.
+    pub fn new(store: Arc<dyn BlobStore>, clock: Arc<dyn Clock>, parameters: EpochParameters) -> Self {
+        EpochIndex { store, clock, parameters, committed: Mutex::new(None) }
+    }
+
+    /// The parameters of the repository's format.
+    pub fn parameters(&self) -> &EpochParameters {
+        &self.parameters
+    }
+
+    /// The state as last loaded, or loaded now if that is too long ago.
+    pub async fn current(&self) -> Result<Committed> {
+        self.valid_for(SignedDuration::ZERO).await
+    }
+
+    /// The state as of now.
+    pub async fn refresh(&self) -> Result<Committed> {
+        let mut committed = self.committed.lock().await;
+        self.load_into(&mut committed).await
+    }
+
+    /// A state that will stay valid for at least `remaining`.
+    async fn valid_for(&self, remaining: SignedDuration) -> Result<Committed> {
+        let mut committed = self.committed.lock().await;
+        match committed.as_ref() {
+            Some(known) if known.valid_until.duration_since(self.clock.now()) > remaining => {
+                Ok(known.clone())
+            }
+            _ => self.load_into(&mut committed).await,
+        }
+    }
+
+    async fn load_into(&self, committed: &mut Option<Committed>) -> Result<Committed> {
+        // Validity counts from the start of the listing: what happened during it may or may not be in it.
+        let validity = SignedDuration::from_nanos(self.parameters.epoch_refresh_frequency);
+        for _ in 0..ATTEMPTS {
+            let valid_until = self.clock.now().saturating_add(validity).unwrap_or(Timestamp::MAX);
+            let listing: Vec<BlobMetadata> = self.store.list(names::ALL).try_collect().await?;
+            if self.clock.now() < valid_until {
+                let loaded = Committed { state: Arc::new(EpochState::from_listing(listing)), valid_until };
+                *committed = Some(loaded.clone());
+                return Ok(loaded);
+            }
+        }
+        Err(Error::Invalid(format!(
+            "listing the index blobs of {} takes longer than {validity:#}, so the result cannot be trusted; \
+             check the connection to the store",
+            self.store.describe()
+        )))
+    }
+
+    /// Writes the shards of one index into the current epoch and returns their metadata as far as known.
+    ///
+    /// If the epoch advances during the write, what was written goes into the new one instead. If it advances
+    /// twice, the compaction of the epoch may have begun without these blobs: they are taken back and the call
+    /// fails with [`Error::IndexWriteTooSlow`]; the caller may try again.
+    pub async fn write(
+        &self,
+        shards: &[SealedBlob],
+        session: &SessionId,
+        options: &PutOptions,
+    ) -> Result<Vec<BlobId>> {
+        let suffix = Suffix::of_session(session, shards.len());
+        let validity = SignedDuration::from_nanos(self.parameters.epoch_refresh_frequency);
+        let enough = validity * 3 / 4;
+        let mut written: Vec<BlobId> = Vec::new();
+        let mut epoch: Option<Epoch> = None;
+        for _ in 0..ATTEMPTS {
+            let committed = self.valid_for(enough).await?;
+            let current = committed.state.write_epoch;
+            if epoch.is_some_and(|epoch| epoch != current) {
+                self.take_back(&mut written).await?;
+            }
+            epoch = Some(current);
+            if !self.put_missing(shards, current, &suffix, &committed, &mut written, options).await? {
+                continue;
+            }
+            let after = self.refresh().await?;
+            if after.state.write_epoch >= current + 2 {
+                self.take_back(&mut written).await?;
+                return Err(Error::IndexWriteTooSlow);
+            }
+            return Ok(written);
+        }
+        self.take_back(&mut written).await?;
+        Err(Error::IndexWriteTooSlow)
+    }
+
+    /// Puts the shards that are not written yet; `false` if the state expired on the way.
+    async fn put_missing(
+        &self,
+        shards: &[SealedBlob],
+        epoch: Epoch,
+        suffix: &Suffix,
+        committed: &Committed,
+        written: &mut Vec<BlobId>,
+        options: &PutOptions,
+    ) -> Result<bool> {
+        for shard in shards.iter().skip(written.len()) {
+            if self.clock.now() >= committed.valid_until {
+                return Ok(false);
+            }
+            let id = BlobId::new(IndexKind::Uncompacted(epoch).name(&shard.hash_hex(), suffix))?;
+            self.store.put(&id, shard.bytes().clone().into(), options).await?;
+            written.push(id);
+        }
+        Ok(true)
+    }
+
+    async fn take_back(&self, written: &mut Vec<BlobId>) -> Result<()> {
+        for id in written.drain(..) {
+            self.store.delete(&id).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! An object as a flat list of contents: all levels of indexes resolved.
+
+use super::indirect::{self, Entry};
+use super::{ObjectId, Objects};
+use crate::{Error, Result};
+use bytes::Bytes;
+use lifeboat_index::ContentId;
+use std::ops::Range;
+
+/// More levels than this, counting objects inside indexes too, no writer makes.
+const MAX_DEPTH: usize = 8;
+
+/// A part of an object that is one content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayoutEntry {
+    /// Where it starts in the object.
+    pub start: u64,
+    /// How long it is.
+    pub length: u64,
+    /// The content.
+    pub content: ContentId,
+    /// Whether the object layer compressed it.
+    pub compressed: bool,
+}
+
+impl LayoutEntry {
+    /// The id of the part as an object.
+    pub fn object(&self) -> ObjectId {
+        match self.compressed {
+            true => ObjectId::direct_compressed(self.content),
+            false => ObjectId::direct(self.content),
+        }
+    }
+
+    /// Its place in the object.
+    pub fn range(&self) -> Range<u64> {
+        self.start..self.start + self.length
+    }
+}
+
+/// An object as a flat list of contents, without gaps, in order.
+#[derive(Debug, Clone)]
+pub struct ObjectLayout {
+    id: ObjectId,
+    entries: Vec<LayoutEntry>,
+    /// Contents that hold the object's own indexes.
+    index_contents: Vec<ContentId>,
+    length: u64,
+}
+
+impl ObjectLayout {
+    /// Reads the indexes of an object.
+    pub async fn load(objects: &Objects, id: ObjectId) -> Result<Self> {
+        let mut layout = ObjectLayout { id, entries: Vec::new(), index_contents: Vec::new(), length: 0 };
+        layout.add(objects, id, None, 0).await?;
+        Ok(layout)
+    }
+
+    /// The object.
+    pub fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    /// Its length.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Its parts.
+    pub fn entries(&self) -> &[LayoutEntry] {
+        &self.entries
+    }
+
+    /// The contents that hold its indexes.
+    pub fn index_contents(&self) -> &[ContentId] {
+        &self.index_contents
+    }
+
+    /// The part that holds the byte at `offset`.
+    pub fn find(&self, offset: u64) -> Option<usize> {
+        let place = self.entries.partition_point(|entry| entry.start + entry.length <= offset);
+        (place < self.entries.len()).then_some(place)
+    }
+
+    /// Adds the parts of `object`, of which an index above says how long it must be.
+    async fn add(
+        &mut self,
+        objects: &Objects,
+        object: ObjectId,
+        expected: Option<u64>,
+        depth: usize,
+    ) -> Result<()> {
+        if depth > MAX_DEPTH {
+            return Err(self.damaged("its indexes are nested too deeply"));
+        }
+        let start = self.length;
+        match object.index_object() {
+            None => {
+                let length = match expected {
+                    // The content is checked against it when it is read.
+                    Some(length) => length,
+                    None => direct_length(objects, object).await?,
+                };
+                let (content, compressed) = (object.content(), object.is_compressed());
+                self.entries.push(LayoutEntry { start, length, content, compressed });
+                self.length = start.checked_add(length).ok_or_else(|| self.damaged("it is too long"))?;
+            }
+            Some(index) => {
+                for entry in self.read_index(objects, index, depth).await? {
+                    Box::pin(self.add(objects, entry.object, Some(entry.length), depth + 1)).await?;
+                }
+            }
+        }
+        match expected {
+            Some(expected) if expected != self.length - start => Err(self.damaged(&format!(
+                "its part {object} does not have the {expected} bytes that its index says"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    async fn read_index(&mut self, objects: &Objects, index: ObjectId, depth: usize) -> Result<Vec<Entry>> {
+        let mut own = ObjectLayout { id: index, entries: Vec::new(), index_contents: Vec::new(), length: 0 };
+        Box::pin(own.add(objects, index, None, depth + 1)).await?;
+        self.index_contents.append(&mut own.index_contents);
+        self.index_contents.extend(own.entries.iter().map(|entry| entry.content));
+        // The text is held while it is parsed; the budget bounds what a hostile index can make us read.
+        let _memory = objects.budget.reserve_async(own.length).await?;
+        let json = own.read_all(objects).await?;
+        indirect::parse(&json).map_err(|reason| self.damaged(&reason))
+    }
+
+    async fn read_all(&self, objects: &Objects) -> Result<Bytes> {
+        if let [only] = self.entries.as_slice() {
+            return read_part(objects, self.id, only).await;
+        }
+        let mut data = Vec::with_capacity(self.length as usize);
+        for entry in &self.entries {
+            data.extend_from_slice(&read_part(objects, self.id, entry).await?);
+        }
+        Ok(data.into())
+    }
+
+    fn damaged(&self, reason: &str) -> Error {
+        Error::DamagedObject { id: self.id.to_string(), reason: reason.to_owned() }
+    }
+}
+
+/// The length of an object that is one content: the index knows, unless the object layer compressed it.
+async fn direct_length(objects: &Objects, object: ObjectId) -> Result<u64> {
+    if object.is_compressed() {
+        return Ok(decode(object, objects.contents.read(&object.content()).await?, None)?.len() as u64);
+    }
+    match objects.contents.lookup(&object.content())? {
+        Some(entry) => Ok(entry.original_length.into()),
+        // Reading looks once more, after a refresh, and gives the right error.
+        None => Ok(objects.contents.read(&object.content()).await?.len() as u64),
+    }
+}
+
+/// The bytes of one part of `object`.
+pub(super) async fn read_part(objects: &Objects, object: ObjectId, part: &LayoutEntry) -> Result<Bytes> {
+    let data = objects.contents.read(&part.content).await?;
+    let data = if part.compressed { decode(part.object(), data, Some(part.length))? } else { data };
+    if data.len() as u64 != part.length {
+        return Err(Error::DamagedObject {
+            id: object.to_string(),
+            reason: format!(
+                "its part {} has {} bytes, its index says {}",
+                part.object(),
+                data.len(),
+                part.length
+            ),
+        });
+    }
+    Ok(data)
+}
+
+/// Undoes the object layer's compression.
+fn decode(object: ObjectId, data: Bytes, expected: Option<u64>) -> Result<Bytes> {
+    let limit =
+        expected.unwrap_or(crate::sealer::MAX_CONTENT_LEN as u64).min(crate::sealer::MAX_CONTENT_LEN as u64);
+    lifeboat_primitives::compress::decompress_by_header(&data, limit as usize)
+        .map(Bytes::from)
+        .map_err(|e| Error::DamagedObject { id: object.to_string(), reason: e.to_string() })
+}

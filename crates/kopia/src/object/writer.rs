@@ -1,0 +1,260 @@
+//! Writing an object from a stream of bytes.
+
+use super::indirect::{self, Entry};
+use super::{ObjectId, Objects};
+use crate::{Error, Result};
+use lifeboat_budget::Reservation;
+use lifeboat_index::Prefix;
+use lifeboat_primitives::compress::Compressor;
+use lifeboat_primitives::splitter::{Splitter, SplitterAlgorithm, WINDOW};
+
+/// How an object is written.
+#[derive(Debug, Clone, Default)]
+pub struct WriterOptions {
+    /// The prefix of its contents: none for files, `k` for directories.
+    pub prefix: Prefix,
+    /// How its contents are compressed.
+    pub compression: Option<Compressor>,
+    /// How its indexes are compressed.
+    pub metadata_compression: Option<Compressor>,
+    /// How it is cut; the repository's splitter if not given.
+    pub splitter: Option<SplitterAlgorithm>,
+}
+
+/// Writes one object from first to last byte. For worker threads: all calls block.
+///
+/// Chunks are gathered until the hash can work on several side by side, as far as the memory budget allows.
+#[derive(Debug)]
+pub struct ObjectWriter {
+    objects: Objects,
+    options: WriterOptions,
+    splitter: Splitter,
+    /// The beginning of the next chunk.
+    partial: Vec<u8>,
+    gathered: Vec<Gathered>,
+    /// Buffers to be used again.
+    spare: Vec<Vec<u8>>,
+    /// How many chunks are written at once.
+    lanes: usize,
+    entries: Vec<Entry>,
+    length: u64,
+    zeros: Option<ZeroChunk>,
+}
+
+/// A chunk that waits for others.
+#[derive(Debug)]
+struct Gathered {
+    data: Vec<u8>,
+    _memory: Reservation,
+}
+
+/// A chunk of zeros that was written before.
+#[derive(Debug, Clone, Copy)]
+struct ZeroChunk {
+    length: usize,
+    object: ObjectId,
+}
+
+impl ObjectWriter {
+    pub(super) fn new(objects: Objects, options: WriterOptions) -> Self {
+        let splitter = Splitter::new(options.splitter.unwrap_or(objects.splitter));
+        let lanes = objects.contents.sealer().hasher().lanes().clamp(1, 4);
+        ObjectWriter {
+            objects,
+            options,
+            splitter,
+            partial: Vec::new(),
+            gathered: Vec::new(),
+            spare: Vec::new(),
+            lanes,
+            entries: Vec::new(),
+            length: 0,
+            zeros: None,
+        }
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Adds bytes. Large slices are cheapest: chunks that lie whole in `data` are not copied if several do.
+    pub fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.length += data.len() as u64;
+        let mut rest = data;
+        let mut whole: Vec<&[u8]> = Vec::new();
+        while let Some(cut) = self.splitter.next_cut(rest) {
+            let (chunk, following) = rest.split_at(cut);
+            rest = following;
+            if self.partial.is_empty() {
+                whole.push(chunk);
+                if whole.len() + self.gathered.len() >= self.lanes {
+                    self.write_chunks(&whole)?;
+                    whole.clear();
+                }
+            } else {
+                self.partial.extend_from_slice(chunk);
+                let next = self.spare.pop().unwrap_or_default();
+                let full = std::mem::replace(&mut self.partial, next);
+                self.gather(full)?;
+            }
+        }
+        // What is left in the caller's slice has to be kept, or written as it is.
+        for (at, chunk) in whole.iter().enumerate() {
+            match self.objects.budget.try_reserve(chunk.len() as u64) {
+                Some(memory) => {
+                    let mut data = self.spare.pop().unwrap_or_default();
+                    data.extend_from_slice(chunk);
+                    self.gathered.push(Gathered { data, _memory: memory });
+                }
+                None => {
+                    self.write_chunks(&whole[at..])?;
+                    break;
+                }
+            }
+        }
+        self.partial.extend_from_slice(rest);
+        Ok(())
+    }
+
+    /// Adds `length` zeros, as fast as their chunks can be counted: what a hole in a sparse file is.
+    ///
+    /// The result is the same as if the zeros had been passed to [`write`](Self::write).
+    pub fn write_zeros(&mut self, length: u64) -> Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        // After a window of zeros every splitter cuts at its minimum size, so all chunks but the first and the last
+        // are equal.
+        let min = self.splitter.algorithm().min_size();
+        let mut left = length;
+        let mut run = 0u64;
+        while left > 0 {
+            if self.partial.is_empty()
+                && self.splitter.pending() == 0
+                && run >= WINDOW as u64
+                && left >= min as u64
+            {
+                let count = left / min as u64;
+                self.add_zero_chunks(min, count)?;
+                left -= count * min as u64;
+                continue;
+            }
+            let part = &ZEROS[..left.min(ZEROS.len() as u64) as usize];
+            // A cut may fall inside; from there on the chunks are whole.
+            let take = match self.splitter.clone().next_cut(part) {
+                Some(cut) => cut,
+                None => part.len(),
+            };
+            self.write(&part[..take])?;
+            left -= take as u64;
+            run += take as u64;
+        }
+        Ok(())
+    }
+
+    fn add_zero_chunks(&mut self, length: usize, count: u64) -> Result<()> {
+        self.write_gathered()?;
+        let known = self.zeros.filter(|zeros| zeros.length == length);
+        let object = match known {
+            Some(zeros) => zeros.object,
+            None => {
+                let (prefix, compression) = (self.options.prefix, self.options.compression);
+                let ids = self.objects.write_chunks(&[&vec![0; length]], prefix, compression)?;
+                *ids.first().ok_or_else(|| Error::Worker("a chunk got no id".into()))?
+            }
+        };
+        self.zeros = Some(ZeroChunk { length, object });
+        for _ in 0..count {
+            self.push_entry(length as u64, object);
+        }
+        self.length += length as u64 * count;
+        Ok(())
+    }
+
+    fn push_entry(&mut self, length: u64, object: ObjectId) {
+        let start = self.entries.last().map_or(0, |last| last.start + last.length);
+        self.entries.push(Entry { start, length, object });
+    }
+
+    /// Keeps a whole chunk until there are enough of them.
+    fn gather(&mut self, data: Vec<u8>) -> Result<()> {
+        match self.objects.budget.try_reserve(data.len() as u64) {
+            Some(memory) => self.gathered.push(Gathered { data, _memory: memory }),
+            None => {
+                self.write_chunks(&[&data])?;
+                self.recycle(data);
+            }
+        }
+        if self.gathered.len() >= self.lanes {
+            self.write_gathered()?;
+        }
+        Ok(())
+    }
+
+    fn write_gathered(&mut self) -> Result<()> {
+        match self.gathered.is_empty() {
+            true => Ok(()),
+            false => self.write_chunks(&[]),
+        }
+    }
+
+    /// Writes what was gathered, and then `more`.
+    fn write_chunks(&mut self, more: &[&[u8]]) -> Result<()> {
+        let gathered = std::mem::take(&mut self.gathered);
+        let chunks: Vec<&[u8]> =
+            gathered.iter().map(|gathered| gathered.data.as_slice()).chain(more.iter().copied()).collect();
+        let ids = self.objects.write_chunks(&chunks, self.options.prefix, self.options.compression)?;
+        let lengths: Vec<u64> = chunks.iter().map(|chunk| chunk.len() as u64).collect();
+        for (length, id) in lengths.into_iter().zip(ids) {
+            self.push_entry(length, id);
+        }
+        gathered.into_iter().for_each(|gathered| self.recycle(gathered.data));
+        Ok(())
+    }
+
+    fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < self.lanes {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
+    /// The object as it is up to the last cut, so that what was written so far can be found after a crash; `None`
+    /// if there is no cut yet. Writing goes on afterwards.
+    pub fn checkpoint(&mut self) -> Result<Option<ObjectId>> {
+        self.write_gathered()?;
+        match self.entries.is_empty() {
+            true => Ok(None),
+            false => self.id_of_entries().map(Some),
+        }
+    }
+
+    /// Writes what is left and returns the object's id.
+    pub fn finish(mut self) -> Result<ObjectId> {
+        let rest = std::mem::take(&mut self.partial);
+        // An object without bytes is one chunk without bytes.
+        let empty = self.length == 0;
+        if !rest.is_empty() || empty {
+            self.write_chunks(&[&rest])?;
+        } else {
+            self.write_gathered()?;
+        }
+        self.id_of_entries()
+    }
+
+    fn id_of_entries(&self) -> Result<ObjectId> {
+        match self.entries.as_slice() {
+            [only] => Ok(only.object),
+            entries => indirect::write(
+                &self.objects,
+                entries,
+                self.options.prefix,
+                self.options.metadata_compression,
+            ),
+        }
+    }
+}
