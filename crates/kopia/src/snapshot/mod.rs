@@ -1,0 +1,26 @@
+//! Snapshots: the manifest that names a tree, and the directory listings that the tree consists of.
+
+mod entry;
+mod listing;
+mod manifest;
+mod mode;
+mod name;
+mod source;
+mod summary;
+
+pub use entry::{DirEntry, EntryType, entry_time};
+pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN};
+pub use manifest::{
+    DamagedSnapshot, IncompleteReason, SNAPSHOT_TYPE, SnapshotList, SnapshotManifest, Stats, list, load,
+    previous, save, update,
+};
+pub use mode::GoMode;
+pub use name::EntryName;
+pub use source::{HOSTNAME_LABEL, PATH_LABEL, SourceInfo, USERNAME_LABEL};
+pub use summary::{DirSummary, EntryError, MAX_REPORTED_ERRORS, SummaryBuilder};
+
+/// The prefix of the contents of directory listings.
+pub const DIRECTORY_PREFIX: char = 'k';
+
+#[cfg(test)]
+mod tests;
