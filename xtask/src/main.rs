@@ -1,0 +1,44 @@
+//! The one entry for everything a developer or CI does with this checkout beside compiling it.
+
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod deny;
+mod fuzz;
+mod test;
+mod tools;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Set-up, tests and checks of Lifeboat.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install the programs that tests need into a cache outside the checkout.
+    Tools(tools::Args),
+    /// Run all checks and tests; sets up everything they need.
+    Test(test::Args),
+    /// Run the fuzz targets for a bounded time.
+    Fuzz(fuzz::Args),
+    /// Start, use and end real Kubernetes clusters for tests.
+    Cluster(cluster::Args),
+    /// Make container images without a registry, and load them into a cluster.
+    Image(cluster::Args),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().task {
+        Task::Tools(args) => tools::main(&args),
+        Task::Test(args) => test::main(&args),
+        Task::Fuzz(args) => fuzz::main(&args),
+        Task::Cluster(args) => cluster::main("cluster", &args),
+        Task::Image(args) => cluster::main("image", &args),
+    }
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask tools`: get what tests need, or show what there is.
+
+use anyhow::{Result, bail};
+use lifeboat_tools::{Group, Outcome, TOOLS, Tool};
+
+/// What a plain `cargo xtask tools` and `cargo xtask test` install.
+pub const FOR_TESTS: &[Group] = &[Group::Peers, Group::Lint];
+/// What `cargo xtask test --long` installs.
+pub const FOR_LONG_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Long];
+
+/// Which tools.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Names of tools or groups (peers, lint, long, cluster); what `cargo xtask test` needs if none is given.
+    names: Vec<String>,
+    /// Only list the tools, and where each one is.
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the command.
+pub fn main(args: &Args) -> Result<()> {
+    let chosen = if !args.names.is_empty() {
+        lifeboat_tools::select(&args.names)?
+    } else if args.list {
+        TOOLS.iter().collect()
+    } else {
+        of_groups(FOR_TESTS)
+    };
+    if args.list {
+        list(&chosen);
+        return Ok(());
+    }
+    install_all(&chosen)
+}
+
+/// Installs every tool of these groups.
+pub fn install_groups(groups: &[Group]) -> Result<()> {
+    install_all(&of_groups(groups))
+}
+
+fn of_groups(groups: &[Group]) -> Vec<&'static Tool> {
+    TOOLS.iter().filter(|tool| groups.contains(&tool.group)).collect()
+}
+
+/// Installs one after another, as each build uses all cores by itself. A failure does not keep the others back.
+fn install_all(chosen: &[&Tool]) -> Result<()> {
+    let mut failed = Vec::new();
+    let mut present = 0;
+    for tool in chosen {
+        match lifeboat_tools::install(tool, &|news| eprintln!("tools: {news}")) {
+            Ok(Outcome::Present) => present += 1,
+            Ok(Outcome::Installed(took)) => {
+                eprintln!("tools: {} {} is ready after {} s", tool.name, tool.version, took.as_secs());
+            }
+            Err(error) => {
+                eprintln!("tools: {error:#}");
+                failed.push(tool.name);
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("could not install {}", failed.join(", "));
+    }
+    eprintln!("tools: {} ready, {present} of them were already", chosen.len());
+    Ok(())
+}
+
+fn list(chosen: &[&Tool]) {
+    for group in Group::ALL {
+        for tool in chosen.iter().filter(|tool| tool.group == group) {
+            let place = lifeboat_tools::path(tool.name)
+                .map_or_else(|error| format!("{error:#}"), |path| path.display().to_string());
+            println!("{:8} {:24} {:22} {place}", group.name(), tool.name, tool.version);
+        }
+    }
+}
