@@ -1,0 +1,320 @@
+//! S3 and what speaks like it.
+
+mod credentials;
+mod open;
+mod options;
+
+pub use credentials::{AssumeRole, S3Credentials};
+pub use open::open;
+pub use options::{Addressing, Checksums, CustomerKey, Encryption, S3Options};
+
+use crate::rest::http::Trouble;
+use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, text};
+use crate::{ErrorKind, Payload, RetentionMode};
+use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use credentials::CredentialSource;
+use jiff::Timestamp;
+use md5::{Digest, Md5};
+use object_store::aws::AwsAuthorizer;
+use object_store::client::HttpRequest;
+use open::StorageConfig;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, StatusCode};
+use serde::Deserialize;
+
+/// The hidden object with storage classes by blob prefix.
+const STORAGE_CONFIG: &str = ".storageconfig";
+const CONTENT_TYPE: &str = "application/x-kopia";
+
+/// The S3 protocol towards one bucket.
+#[derive(Debug)]
+struct S3 {
+    bucket: String,
+    prefix: String,
+    /// The bucket's address, without a slash at the end.
+    base: String,
+    region: String,
+    credentials: CredentialSource,
+    encryption: Encryption,
+    storage_class: Option<String>,
+    storage_config: StorageConfig,
+    sends_checksums: bool,
+}
+
+impl S3 {
+    fn url(&self, key: &str) -> String {
+        format!("{}/{}", self.base, text::path(key))
+    }
+
+    fn on(&self, method: Method, key: &str) -> Call {
+        Call::new(method, self.url(key))
+    }
+
+    /// The headers that a read of an object encrypted with our own key needs.
+    fn with_customer_key(&self, call: Call) -> Result<Call, String> {
+        let Encryption::CustomerKey(key) = &self.encryption else { return Ok(call) };
+        call.header("x-amz-server-side-encryption-customer-algorithm", "AES256")?
+            .header("x-amz-server-side-encryption-customer-key", BASE64_STANDARD.encode(key.bytes()))?
+            .header("x-amz-server-side-encryption-customer-key-md5", md5_of(&[&key.bytes()[..]]))
+    }
+
+    fn with_encryption(&self, call: Call) -> Result<Call, String> {
+        const ALGORITHM: &str = "x-amz-server-side-encryption";
+        match &self.encryption {
+            Encryption::BucketDefault => Ok(call),
+            Encryption::StoreKey => call.header(ALGORITHM, "AES256"),
+            Encryption::Kms { key_id: None } => call.header(ALGORITHM, "aws:kms"),
+            Encryption::Kms { key_id: Some(id) } => {
+                call.header(ALGORITHM, "aws:kms")?.header("x-amz-server-side-encryption-aws-kms-key-id", id)
+            }
+            Encryption::CustomerKey(_) => self.with_customer_key(call),
+        }
+    }
+}
+
+fn md5_of(pieces: &[impl AsRef<[u8]>]) -> String {
+    let mut md5 = Md5::new();
+    for piece in pieces {
+        md5.update(piece.as_ref());
+    }
+    BASE64_STANDARD.encode(md5.finalize())
+}
+
+fn sha256_of(payload: &Payload) -> [u8; 32] {
+    let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+    for piece in payload.pieces() {
+        context.update(piece);
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    digest
+}
+
+/// The digests of a body, worked out where it may take its time.
+async fn digests(payload: Payload, with_md5: bool) -> Result<([u8; 32], Option<String>), String> {
+    let work = move || (sha256_of(&payload), with_md5.then(|| md5_of(payload.pieces())));
+    tokio::task::spawn_blocking(work).await.map_err(|error| format!("hashing was abandoned: {error}"))
+}
+
+fn mode_name(mode: RetentionMode) -> &'static str {
+    match mode {
+        RetentionMode::Governance => "GOVERNANCE",
+        RetentionMode::Compliance => "COMPLIANCE",
+    }
+}
+
+/// The end of a lock as S3 writes it: whole seconds, rounded up so that the lock is never too short.
+fn lock_date(until: Timestamp) -> String {
+    let whole =
+        if until.subsec_nanosecond() > 0 { until.as_second().saturating_add(1) } else { until.as_second() };
+    let until = Timestamp::from_second(whole).unwrap_or(until);
+    until.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Whether a message is about the lock configuration of a bucket, however it is spelled.
+fn mentions_lock(message: &str) -> bool {
+    message.replace(' ', "").to_lowercase().contains("objectlock")
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListBucketResult {
+    #[serde(default)]
+    contents: Vec<Contents>,
+    #[serde(default)]
+    is_truncated: bool,
+    next_continuation_token: Option<String>,
+    encoding_type: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Contents {
+    key: String,
+    size: u64,
+    last_modified: Timestamp,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ErrorBody {
+    #[serde(default)]
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
+/// `Last-Modified` of an HTTP answer.
+pub(crate) fn http_date(headers: &HeaderMap, name: &str) -> Result<Timestamp, String> {
+    let value = headers.get(name).and_then(|value| value.to_str().ok());
+    let value = value.ok_or_else(|| format!("it has no {name}"))?;
+    let zoned = jiff::fmt::rfc2822::parse(value).map_err(|error| format!("{name}: {error}"))?;
+    Ok(zoned.timestamp())
+}
+
+/// `Content-Length` of an answer to a head.
+pub(crate) fn content_length(headers: &HeaderMap) -> Result<u64, String> {
+    let value = headers.get("content-length").and_then(|value| value.to_str().ok());
+    value.and_then(|value| value.parse().ok()).ok_or_else(|| "it has no length".to_owned())
+}
+
+#[async_trait]
+impl Protocol for S3 {
+    fn describe(&self) -> String {
+        format!("s3://{}/{}", self.bucket, self.prefix)
+    }
+
+    fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    fn hides(&self, name: &str) -> bool {
+        name == STORAGE_CONFIG
+    }
+
+    fn get(&self, key: &str) -> Result<Call, String> {
+        self.with_customer_key(self.on(Method::GET, key))
+    }
+
+    fn head(&self, key: &str) -> Result<Call, String> {
+        self.with_customer_key(self.on(Method::HEAD, key))
+    }
+
+    fn delete(&self, key: &str) -> Result<Call, String> {
+        Ok(self.on(Method::DELETE, key))
+    }
+
+    /// The signature covers the SHA-256 of the body, so the store notices damage on the way without a further
+    /// checksum. Object lock is the one case in which S3 insists on `Content-MD5`.
+    async fn put(
+        &self,
+        key: &str,
+        name: &str,
+        payload: Payload,
+        request: PutRequest,
+    ) -> Result<Call, String> {
+        let (sha256, md5) = digests(payload.clone(), request.lock.is_some()).await?;
+        let mut call = self.on(Method::PUT, key).body(payload).header("content-type", CONTENT_TYPE)?;
+        call.sha256 = Some(sha256);
+        call = self.with_encryption(call)?;
+        if request.create_only {
+            call = call.header("if-none-match", "*")?;
+        }
+        if let Some(class) = self.storage_config.class_of(name).or(self.storage_class.as_deref()) {
+            call = call.header("x-amz-storage-class", class)?;
+        }
+        if self.sends_checksums {
+            call = call.header("x-amz-checksum-sha256", BASE64_STANDARD.encode(sha256))?;
+        }
+        if let (Some((mode, until)), Some(md5)) = (request.lock, md5) {
+            call = call
+                .header("content-md5", md5)?
+                .header("x-amz-object-lock-mode", mode_name(mode))?
+                .header("x-amz-object-lock-retain-until-date", lock_date(until))?;
+        }
+        Ok(call)
+    }
+
+    fn list(&self, prefix: &str, page: Option<&str>) -> Result<Call, String> {
+        let token = page.map(|token| format!("continuation-token={}&", text::segment(token)));
+        let url = format!(
+            "{}/?{}encoding-type=url&list-type=2&max-keys=1000&prefix={}",
+            self.base,
+            token.unwrap_or_default(),
+            text::segment(prefix)
+        );
+        Ok(Call::new(Method::GET, url))
+    }
+
+    fn lock(&self, key: &str, mode: RetentionMode, until: Timestamp) -> Result<Call, String> {
+        let body = format!(
+            "<Retention xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Mode>{}</Mode>\
+             <RetainUntilDate>{}</RetainUntilDate></Retention>",
+            mode_name(mode),
+            lock_date(until)
+        );
+        let payload = Payload::from(body.into_bytes());
+        let mut call = Call::new(Method::PUT, format!("{}?retention", self.url(key)))
+            .header("content-md5", md5_of(payload.pieces()))?;
+        call.sha256 = Some(sha256_of(&payload));
+        Ok(call.body(payload))
+    }
+
+    fn found(&self, headers: &HeaderMap, _: &[u8]) -> Result<Found, String> {
+        let lock = headers.get("x-amz-object-lock-retain-until-date").and_then(|value| value.to_str().ok());
+        Ok(Found {
+            size: content_length(headers)?,
+            modified: http_date(headers, "last-modified")?,
+            locked_until: lock.and_then(|date| date.parse().ok()),
+        })
+    }
+
+    fn page(&self, body: &[u8]) -> Result<Page, String> {
+        let result: ListBucketResult = text::xml(body)?;
+        let encoded = result.encoding_type.as_deref() == Some("url");
+        let objects = result.contents.into_iter().map(|object| {
+            let key = if encoded { text::decode_key(&object.key) } else { Some(object.key) };
+            let key = key.ok_or_else(|| "a key is not UTF-8".to_owned())?;
+            Ok((key, Found { size: object.size, modified: object.last_modified, locked_until: None }))
+        });
+        let next = match (result.is_truncated, result.next_continuation_token) {
+            (false, _) => None,
+            (true, Some(token)) if !token.is_empty() => Some(token),
+            (true, _) => return Err("the listing is cut off and cannot be continued".to_owned()),
+        };
+        Ok(Page { objects: objects.collect::<Result<_, String>>()?, next })
+    }
+
+    fn refusal(&self, _: &HeaderMap, body: &[u8]) -> Refusal {
+        match text::xml::<ErrorBody>(body) {
+            Ok(body) => Refusal { code: body.code, message: body.message },
+            Err(_) => Refusal::default(),
+        }
+    }
+
+    fn kind(&self, status: StatusCode, refusal: &Refusal) -> Option<ErrorKind> {
+        Some(match refusal.code.as_str() {
+            "NoSuchBucket" => ErrorKind::NoSuchContainer,
+            "NoSuchKey" => ErrorKind::NotFound,
+            "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "RequestTimeTooSkewed" => {
+                ErrorKind::Unauthenticated
+            }
+            "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "ExpiredTokenException" => {
+                // A new token may be had for the asking; if not, asking again ends with that answer.
+                if self.credentials.discard() { ErrorKind::Transient } else { ErrorKind::Unauthenticated }
+            }
+            "AuthorizationHeaderMalformed" | "PermanentRedirect" | "InvalidStorageClass" => {
+                ErrorKind::Configuration
+            }
+            "SlowDown"
+            | "RequestTimeout"
+            | "InternalError"
+            | "ServiceUnavailable"
+            | "OperationAborted"
+            | "ConditionalRequestConflict"
+            | "BadDigest"
+            | "XAmzContentSHA256Mismatch"
+            | "IncompleteBody" => ErrorKind::Transient,
+            "QuotaExceeded" | "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" => ErrorKind::Full,
+            "ObjectLocked" | "InvalidObjectState" => ErrorKind::Locked,
+            "NotImplemented" | "ObjectLockConfigurationNotFoundError" => ErrorKind::Unsupported,
+            "InvalidRequest" if mentions_lock(&refusal.message) => ErrorKind::Unsupported,
+            "InvalidRange" => ErrorKind::InvalidRange,
+            // The answer to a head has no body, so an expired token cannot be told from other mistakes.
+            "" if status == StatusCode::BAD_REQUEST && self.credentials.discard() => ErrorKind::Transient,
+            _ => return None,
+        })
+    }
+
+    async fn authorize(&self, request: &mut HttpRequest, sha256: Option<&[u8]>) -> Result<(), Trouble> {
+        let Some(credential) = self.credentials.current().await? else { return Ok(()) };
+        AwsAuthorizer::new(&credential, "s3", &self.region).try_authorize(request, sha256).map_err(|error| {
+            Trouble { kind: ErrorKind::Other, detail: format!("signing failed: {error}"), remedy: None }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
