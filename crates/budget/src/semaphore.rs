@@ -82,7 +82,10 @@ impl Budget {
     }
 
     /// Waits for `bytes` without blocking a thread. Dropping the future gives up the place in the queue.
-    pub fn reserve_async(&self, bytes: u64) -> impl Future<Output = Result<Reservation, TooLarge>> + Send + use<> {
+    pub fn reserve_async(
+        &self,
+        bytes: u64,
+    ) -> impl Future<Output = Result<Reservation, TooLarge>> + Send + use<> {
         Acquire { budget: self.clone(), bytes, ticket: None }
     }
 

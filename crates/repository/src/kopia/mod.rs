@@ -1,0 +1,10 @@
+//! The Kopia engine behind the Unified Repository Interface.
+
+mod errors;
+mod object;
+mod open;
+mod service;
+mod settings;
+
+pub use open::KopiaRepository;
+pub use service::KopiaService;

@@ -1,0 +1,167 @@
+//! Objects: the engine's writers and readers as movers see them.
+
+use crate::{
+    AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter, Result,
+};
+use lifeboat_index::Prefix;
+use lifeboat_kopia::object::{self, ObjectId, Objects, PositionalOptions, PositionalWriter, WriterOptions};
+use lifeboat_primitives::compress::Compressor;
+use std::io::{Read, Seek, SeekFrom};
+use tokio::runtime::Handle;
+
+/// Chunks of objects that are written at offsets: what Velero's design for block volumes names.
+const BLOCK_CHUNK: usize = 1 << 20;
+/// Kopia's choice for everything that is not user data.
+const METADATA_COMPRESSOR: Compressor = Compressor::ZstdFastest;
+
+/// The engine's id for an id of the interface.
+pub(super) fn object_id(id: &Id) -> Result<ObjectId> {
+    id.as_str().parse().map_err(|error| Error::from_source(ErrorKind::InvalidInput, error))
+}
+
+fn id_of(object: ObjectId) -> Id {
+    Id::new(object.to_string())
+}
+
+/// The engine's options for options of the interface.
+pub(super) fn writer_options(options: &ObjectWriteOptions) -> Result<WriterOptions> {
+    let prefix = match options.prefix {
+        None => Prefix::NONE,
+        Some(letter) => {
+            u8::try_from(letter).ok().and_then(|byte| Prefix::new(byte).ok()).ok_or_else(|| {
+                Error::new(ErrorKind::InvalidInput, format!("{letter:?} is not a prefix for objects"))
+            })?
+        }
+    };
+    let compression = match options.compressor.as_str() {
+        "" | "none" => None,
+        name => Some(
+            Compressor::from_name(name)
+                .map_err(|error| Error::from_source(ErrorKind::InvalidInput, error))?,
+        ),
+    };
+    Ok(WriterOptions { prefix, compression, metadata_compression: Some(METADATA_COMPRESSOR), splitter: None })
+}
+
+/// Starts an object.
+pub(super) fn new_writer(
+    objects: &Objects,
+    runtime: &Handle,
+    options: &ObjectWriteOptions,
+) -> Result<Box<dyn ObjectWriter>> {
+    let writer = writer_options(options)?;
+    let parent = match (options.backup_mode, &options.parent) {
+        (BackupMode::Incremental, Some(parent)) => Some(object_id(parent)?),
+        (BackupMode::Incremental, None) => return Err(invalid("an incremental object needs a parent")),
+        (_, Some(_)) => return Err(invalid("only an incremental object has a parent")),
+        (_, None) => None,
+    };
+    match options.access_mode {
+        AccessMode::Block => {
+            let options =
+                PositionalOptions { writer, chunk_size: BLOCK_CHUNK, parent, length: options.length };
+            let writer = runtime.block_on(objects.positional_writer(options))?;
+            Ok(Box::new(AtOffsets { writer, position: 0 }))
+        }
+        _ if parent.is_some() => {
+            Err(invalid("an incremental object is written at offsets: use block access"))
+        }
+        _ if options.length.is_some() => {
+            Err(invalid("only an object with block access has a length beforehand"))
+        }
+        _ => Ok(Box::new(Streamed { writer: objects.writer(writer) })),
+    }
+}
+
+fn invalid(text: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, text)
+}
+
+struct Streamed {
+    writer: object::ObjectWriter,
+}
+
+impl ObjectWriter for Streamed {
+    fn write(&mut self, data: &[u8]) -> Result<()> {
+        Ok(self.writer.write(data)?)
+    }
+
+    fn seek(&mut self, offset: u64) -> Result<()> {
+        let gap = offset.checked_sub(self.writer.len());
+        let gap = gap.ok_or_else(|| invalid("a stream cannot be written backwards: use block access"))?;
+        Ok(self.writer.write_zeros(gap)?)
+    }
+
+    fn checkpoint(&mut self) -> Result<Option<Id>> {
+        Ok(self.writer.checkpoint()?.map(id_of))
+    }
+
+    fn result(self: Box<Self>) -> Result<Id> {
+        Ok(id_of(self.writer.finish()?))
+    }
+}
+
+struct AtOffsets {
+    writer: PositionalWriter,
+    position: u64,
+}
+
+impl ObjectWriter for AtOffsets {
+    fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.writer.write_at(self.position, data)?;
+        self.position += data.len() as u64;
+        Ok(())
+    }
+
+    fn seek(&mut self, offset: u64) -> Result<()> {
+        self.position = offset;
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        Ok(self.writer.write_at(offset, data)?)
+    }
+
+    fn checkpoint(&mut self) -> Result<Option<Id>> {
+        // Its chunks are contents already: a run that is repeated finds them by their hash.
+        Ok(None)
+    }
+
+    fn result(self: Box<Self>) -> Result<Id> {
+        Ok(id_of(self.writer.finish()?))
+    }
+}
+
+/// A reader that blocks.
+pub(super) struct Reader {
+    reader: object::ObjectReader,
+    runtime: Handle,
+}
+
+impl Reader {
+    pub(super) fn new(reader: object::ObjectReader, runtime: Handle) -> Self {
+        Reader { reader, runtime }
+    }
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.runtime.block_on(self.reader.read(buffer)).map_err(|error| Error::from(error).into())
+    }
+}
+
+impl Seek for Reader {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        self.reader.seek(to).map_err(|error| Error::from(error).into())
+    }
+}
+
+impl ObjectReader for Reader {
+    fn length(&self) -> u64 {
+        self.reader.len()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        Ok(self.runtime.block_on(self.reader.read_at(offset, buffer))?)
+    }
+}

@@ -1,0 +1,219 @@
+//! The interface itself.
+
+use crate::{Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The identifier of an object or a manifest, opaque to movers, valid for as long as the repository exists.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id(String);
+
+impl Id {
+    /// An identifier from its stored form.
+    pub fn new(id: impl Into<String>) -> Self {
+        Id(id.into())
+    }
+
+    /// The stored form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What is at the place where a repository should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    /// Nothing: it may be created.
+    Absent,
+    /// A repository whose creation was not finished: creating again completes it.
+    Incomplete,
+    /// A repository that can be opened.
+    Ready,
+}
+
+/// Which maintenance to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaintenanceMode {
+    /// Whatever the repository's own schedule says is due, possibly nothing.
+    #[default]
+    Auto,
+    /// The cheap part only.
+    Quick,
+    /// Everything.
+    Full,
+}
+
+/// What a maintenance run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaintenanceOutcome {
+    /// What was run; `None` if nothing was due.
+    pub ran: Option<MaintenanceMode>,
+    /// One line per task, for people.
+    pub report: Vec<String>,
+}
+
+/// Creates, connects, opens and maintains repositories of one engine.
+pub trait RepositoryService: Send + Sync {
+    /// Makes a new repository (finishing an incomplete one) and connects to it. Fails with
+    /// [`ErrorKind::AlreadyExists`] if a complete one is there.
+    fn create(&self, options: &RepositoryOptions) -> Result<()>;
+
+    /// Checks the password against an existing repository and writes the local connection file.
+    fn connect(&self, options: &RepositoryOptions) -> Result<()>;
+
+    /// Creates or connects.
+    fn init(&self, options: &RepositoryOptions, create_new: bool) -> Result<()> {
+        if create_new { self.create(options) } else { self.connect(options) }
+    }
+
+    /// What is at the place that `options` name; reads only.
+    fn readiness(&self, options: &RepositoryOptions) -> Result<Readiness>;
+
+    /// Opens a repository that this machine was connected to.
+    fn open(&self, options: &RepositoryOptions) -> Result<Arc<dyn Repository>>;
+
+    /// Removes redundant data. Safe beside concurrent readers and writers; an interrupted run is simply repeated.
+    fn maintain(&self, options: &RepositoryOptions, mode: MaintenanceMode) -> Result<MaintenanceOutcome>;
+
+    /// How often [`maintain`](RepositoryService::maintain) should be called.
+    fn default_maintenance_frequency(&self) -> Duration;
+}
+
+/// What an engine can do beyond the minimum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features {
+    /// Parts of one object can be written as objects of their own and joined by
+    /// [`Repository::concatenate`] without copying.
+    pub concatenate: bool,
+    /// [`ObjectWriter::write_at`] may be called from several threads at once.
+    pub concurrent_write_at: bool,
+    /// [`crate::BackupMode::Incremental`] clones unchanged ranges of the parent without reading them.
+    pub clone_parent_ranges: bool,
+    /// [`ObjectWriter::checkpoint`] gives an id.
+    pub checkpoint: bool,
+}
+
+/// An object that is small enough to be handed over in one piece.
+#[derive(Debug, Clone, Copy)]
+pub struct WholeObject<'a> {
+    /// All of its bytes.
+    pub data: &'a [u8],
+    /// How to write it.
+    pub options: &'a ObjectWriteOptions,
+}
+
+/// What is known about a manifest besides its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManifestMetadata {
+    /// Its identifier.
+    pub id: Id,
+    /// Length of its payload in bytes.
+    pub length: u64,
+    /// The labels that it is found by.
+    pub labels: BTreeMap<String, String>,
+    /// When it was written.
+    pub modified: Timestamp,
+}
+
+/// A small labelled record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// What is known about it.
+    pub metadata: ManifestMetadata,
+    /// The record: JSON text.
+    pub payload: Vec<u8>,
+}
+
+/// Which manifests are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ManifestFilter {
+    /// Labels that must all be there with these values; none = every manifest.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// An open repository. Shared by threads; dropping the last handle closes it **without** flushing.
+pub trait Repository: Send + Sync {
+    /// Opens an object for reading.
+    fn open_object(&self, id: &Id) -> Result<Box<dyn ObjectReader>>;
+
+    /// Starts a new object.
+    fn new_object(&self, options: &ObjectWriteOptions) -> Result<Box<dyn ObjectWriter>>;
+
+    /// Writes many small objects at once, which engines do faster than one by one; ids in the same order.
+    fn write_objects(&self, objects: &[WholeObject<'_>]) -> Result<Vec<Id>> {
+        let write_one = |object: &WholeObject<'_>| {
+            let mut writer = self.new_object(object.options)?;
+            writer.write(object.data)?;
+            writer.result()
+        };
+        objects.iter().map(write_one).collect()
+    }
+
+    /// Joins objects, in order, into one without copying their data.
+    fn concatenate(&self, parts: &[Id]) -> Result<Id>;
+
+    /// One manifest with its payload.
+    fn manifest(&self, id: &Id) -> Result<Manifest>;
+
+    /// All manifests that match, oldest first.
+    fn find_manifests(&self, filter: &ManifestFilter) -> Result<Vec<ManifestMetadata>>;
+
+    /// Saves a manifest; it is durable, and seen by others, after the next [`flush`](Repository::flush).
+    fn put_manifest(&self, labels: BTreeMap<String, String>, payload: &[u8]) -> Result<Id>;
+
+    /// Deletes a manifest; deleting an unknown one succeeds.
+    fn delete_manifest(&self, id: &Id) -> Result<()>;
+
+    /// Makes everything written so far durable, data before what refers to it.
+    fn flush(&self) -> Result<()>;
+
+    /// What this engine can do.
+    fn features(&self) -> Features;
+
+    /// The time by the repository's clock, which may differ from the caller's.
+    fn now(&self) -> Timestamp;
+
+    /// Flushes (if writable) and closes.
+    fn close(&self) -> Result<()>;
+}
+
+/// Reads one object. Several readers of one object are independent of each other.
+pub trait ObjectReader: std::io::Read + std::io::Seek + Send {
+    /// Logical size of the object.
+    fn length(&self) -> u64;
+
+    /// Reads at `offset` without moving the position; fills `buffer` unless the object ends.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+}
+
+/// Writes one object: sequentially ([`crate::AccessMode::File`]) or at offsets ([`crate::AccessMode::Block`]).
+///
+/// Nothing is visible until [`result`](ObjectWriter::result) returned an id; dropping the writer forgets the object.
+pub trait ObjectWriter: Send + Sync {
+    /// Appends at the current position.
+    fn write(&mut self, data: &[u8]) -> Result<()>;
+
+    /// Moves the position forward to `offset`: what lies between is the parent's data (incremental) or zeros.
+    fn seek(&mut self, offset: u64) -> Result<()>;
+
+    /// Writes at `offset`, from any thread; ranges of different calls must not overlap.
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let _ = (offset, data);
+        Err(Error::new(ErrorKind::Unsupported, "this object was not opened for writing at offsets"))
+    }
+
+    /// An id for what was written so far, usable once the repository was flushed; `None` if the engine has no such.
+    fn checkpoint(&mut self) -> Result<Option<Id>>;
+
+    /// Waits for everything and gives the object's id.
+    fn result(self: Box<Self>) -> Result<Id>;
+}
