@@ -1,0 +1,69 @@
+//! What can go wrong while data moves.
+
+use std::path::{Path, PathBuf};
+
+/// The outcome of moving data.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure that ends the whole run; failures of single files are counted and named in the result instead.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The repository failed.
+    #[error(transparent)]
+    Repository(#[from] lifeboat_repository::Error),
+
+    /// The snapshot's structure is damaged.
+    #[error(transparent)]
+    Model(#[from] lifeboat_kopia::Error),
+
+    /// A file of the source or target failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+
+    /// Entries could not be backed up and the policy does not allow to go on without them.
+    #[error(
+        "{count} entries could not be backed up, the first is {path:?}: {error}; fix them or set the policy to ignore such errors"
+    )]
+    Entries {
+        /// How many.
+        count: u64,
+        /// The first by path.
+        path: String,
+        /// What happened to it.
+        error: String,
+    },
+
+    /// The snapshot holds a name that could lead out of the target.
+    #[error(
+        "the snapshot holds the entry name {name:?} in {directory:?}, which is not a file name; it was not restored"
+    )]
+    UnsafeName {
+        /// The name.
+        name: String,
+        /// The directory that it is in.
+        directory: String,
+    },
+
+    /// The caller cancelled.
+    #[error("cancelled")]
+    Cancelled,
+
+    /// A worker thread died.
+    #[error("a worker thread ended unexpectedly")]
+    Worker,
+}
+
+impl Error {
+    pub(crate) fn file(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
+        Error::File { action, path: path.to_path_buf(), source: source.into() }
+    }
+}

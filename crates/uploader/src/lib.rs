@@ -1,0 +1,20 @@
+//! Moving data: a directory into a repository as a snapshot, and a snapshot back into a directory.
+//!
+//! Everything goes through the Unified Repository Interface; of the Kopia format only the model of snapshots and
+//! directories is used, which is what trees look like in every repository of ours. All calls block: run them on
+//! threads that may.
+
+#![forbid(unsafe_code)]
+
+mod backup;
+mod compression;
+mod error;
+mod fsio;
+mod pool;
+mod progress;
+mod restore;
+
+pub use backup::{BackupOptions, back_up};
+pub use error::{Error, Result};
+pub use progress::{Cancel, Progress, Totals};
+pub use restore::{RestoreOptions, RestoreReport, restore};
