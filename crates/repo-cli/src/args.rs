@@ -1,0 +1,349 @@
+//! The command line: Kopia's nouns, verbs and flags, as far as this tool has them.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Back up directories into Kopia-compatible repositories, and get them back.
+#[derive(Debug, Parser)]
+#[command(name = "lifeboat-repo", version, propagate_version = true)]
+pub struct Cli {
+    /// Settings of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Settings of every command.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// The connection file [env: LIFEBOAT_CONFIG_PATH or KOPIA_CONFIG_PATH]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config_file: Option<PathBuf>,
+    /// The repository's password; safer in the environment, where `ps` does not show it
+    /// [env: LIFEBOAT_PASSWORD or KOPIA_PASSWORD]
+    #[arg(long, short, global = true)]
+    pub password: Option<String>,
+    /// Memory for buffers in MiB; by default a share of the container's limit
+    #[arg(long, global = true, value_name = "MIB", env = "LIFEBOAT_MEMORY_BUDGET_MB")]
+    pub memory_budget_mb: Option<u64>,
+    /// How much to say: error, warn, info, debug, trace
+    #[arg(long, global = true, default_value = "warn")]
+    pub log_level: tracing::Level,
+}
+
+/// The nouns.
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // there is one of it
+pub enum Command {
+    /// Create, connect to and look at repositories
+    #[command(subcommand, visible_alias = "repo")]
+    Repository(RepositoryCommand),
+    /// Take, list, restore and check snapshots
+    #[command(subcommand, visible_alias = "snap")]
+    Snapshot(SnapshotCommand),
+    /// Restore a snapshot (the same as `snapshot restore`)
+    Restore(RestoreArgs),
+    /// Look at and set policies
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Check the contents of the repository
+    #[command(subcommand)]
+    Content(ContentCommand),
+    /// See it work: back up a sample directory, lose it and get it back
+    Quickstart(QuickstartArgs),
+}
+
+/// Verbs of `repository`.
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // there is one of it
+pub enum RepositoryCommand {
+    /// Create a repository and connect to it
+    Create(CreateArgs),
+    /// Connect to a repository
+    Connect(ConnectArgs),
+    /// Forget the connection
+    Disconnect,
+    /// Show what the connection leads to
+    Status(JsonArgs),
+    /// Change the password
+    ChangePassword {
+        /// The new password [env: LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD]
+        #[arg(long)]
+        new_password: Option<String>,
+    },
+}
+
+/// Output for programs.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a repository is created.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// Where.
+    #[command(subcommand)]
+    pub storage: Storage,
+    /// Hash of contents
+    #[arg(long, global = true, default_value = "BLAKE2B-256-128", value_name = "ALGO")]
+    pub block_hash: String,
+    /// Encryption of contents
+    #[arg(long, global = true, default_value = "AES256-GCM-HMAC-SHA256", value_name = "ALGO")]
+    pub encryption: String,
+    /// How objects are cut into contents
+    #[arg(long, global = true, default_value = "DYNAMIC-4M-BUZHASH", value_name = "ALGO")]
+    pub object_splitter: String,
+    /// Error correction
+    #[arg(long, global = true, default_value = "REED-SOLOMON-CRC32", value_name = "ALGO")]
+    pub ecc: String,
+    /// Space for error correction in percent; 0 is none
+    #[arg(long, global = true, default_value_t = 0)]
+    pub ecc_overhead_percent: u32,
+    /// Format version 1, 2 or 3
+    #[arg(long, global = true, default_value_t = 3)]
+    pub format_version: u8,
+    /// How the password becomes a key
+    #[arg(long, global = true, default_value = "scrypt-65536-8-1", value_name = "ALGO")]
+    pub format_block_key_derivation_algorithm: String,
+    /// How this machine connects to it.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
+}
+
+/// Which repository to connect to.
+#[derive(Debug, Args)]
+pub struct ConnectArgs {
+    /// Where.
+    #[command(subcommand)]
+    pub storage: Storage,
+    /// How this machine connects to it.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
+}
+
+/// How this machine connects to a repository.
+#[derive(Debug, Args)]
+pub struct ConnectionArgs {
+    /// Folder for local caches
+    #[arg(long, global = true, value_name = "DIR", env = "KOPIA_CACHE_DIRECTORY")]
+    pub cache_directory: Option<PathBuf>,
+    /// Take snapshots under this host name
+    #[arg(long, global = true, value_name = "HOST")]
+    pub override_hostname: Option<String>,
+    /// Take snapshots under this user name
+    #[arg(long, global = true, value_name = "USER")]
+    pub override_username: Option<String>,
+    /// Never write to the repository
+    #[arg(long, global = true)]
+    pub readonly: bool,
+    /// Free text about the repository
+    #[arg(long, global = true)]
+    pub description: Option<String>,
+    /// Do not keep the password beside the connection file
+    #[arg(long, global = true)]
+    pub no_persist_credentials: bool,
+}
+
+/// Where a repository is.
+#[derive(Debug, Subcommand)]
+pub enum Storage {
+    /// In a folder
+    Filesystem {
+        /// The folder
+        #[arg(long)]
+        path: PathBuf,
+        /// All files in one folder
+        #[arg(long)]
+        flat: bool,
+    },
+    /// In a bucket of Amazon S3 or a store that speaks its protocol
+    S3(S3Args),
+    /// In a bucket of Google Cloud Storage
+    Gcs {
+        /// The bucket
+        #[arg(long)]
+        bucket: String,
+        /// What the names of all blobs start with
+        #[arg(long)]
+        prefix: Option<String>,
+        /// File with the service account's key
+        #[arg(long)]
+        credentials_file: Option<PathBuf>,
+    },
+    /// In a container of Azure Blob Storage
+    Azure {
+        /// The container
+        #[arg(long)]
+        container: String,
+        /// What the names of all blobs start with
+        #[arg(long)]
+        prefix: Option<String>,
+        /// The storage account
+        #[arg(long, env = "AZURE_STORAGE_ACCOUNT")]
+        storage_account: String,
+        /// The account's key
+        #[arg(long, env = "AZURE_STORAGE_KEY", hide_env_values = true)]
+        storage_key: Option<String>,
+        /// A shared access signature
+        #[arg(long, env = "AZURE_STORAGE_SAS_TOKEN", hide_env_values = true)]
+        sas_token: Option<String>,
+    },
+}
+
+/// A bucket and how to reach it.
+#[derive(Debug, Args)]
+pub struct S3Args {
+    /// The bucket
+    #[arg(long)]
+    pub bucket: String,
+    /// Host and port of the store
+    #[arg(long, default_value = "s3.amazonaws.com")]
+    pub endpoint: String,
+    /// The region
+    #[arg(long)]
+    pub region: Option<String>,
+    /// What the names of all blobs start with; end it with `/` to make it a folder
+    #[arg(long)]
+    pub prefix: Option<String>,
+    /// The access key
+    #[arg(long, env = "AWS_ACCESS_KEY_ID", hide_env_values = true)]
+    pub access_key: Option<String>,
+    /// The secret key
+    #[arg(long, env = "AWS_SECRET_ACCESS_KEY", hide_env_values = true)]
+    pub secret_access_key: Option<String>,
+    /// The session token
+    #[arg(long, env = "AWS_SESSION_TOKEN", hide_env_values = true)]
+    pub session_token: Option<String>,
+    /// Speak plain HTTP
+    #[arg(long)]
+    pub disable_tls: bool,
+    /// Do not check the store's certificate
+    #[arg(long)]
+    pub disable_tls_verification: bool,
+    /// File with the certificate of a private authority
+    #[arg(long)]
+    pub root_ca_pem_path: Option<PathBuf>,
+}
+
+/// Verbs of `snapshot`.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Back up directories
+    Create {
+        /// The directories
+        #[arg(required = true)]
+        sources: Vec<PathBuf>,
+        /// Free text
+        #[arg(long, default_value = "")]
+        description: String,
+        /// How many threads read; 0 is one for each processor
+        #[arg(long, default_value_t = 0)]
+        parallel: usize,
+        /// Output for programs.
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// List snapshots
+    #[command(visible_alias = "ls")]
+    List {
+        /// Only of this directory
+        source: Option<PathBuf>,
+        /// Also of other users and hosts
+        #[arg(long, short)]
+        all: bool,
+        /// Show manifest ids
+        #[arg(long, short)]
+        manifest_id: bool,
+        /// Output for programs.
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// Restore a snapshot
+    Restore(RestoreArgs),
+    /// Check that snapshots can be restored
+    Verify {
+        /// Only these; all if none are named
+        snapshots: Vec<String>,
+        /// How many percent of the files are read and decrypted
+        #[arg(long, default_value_t = 0, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+        verify_files_percent: u8,
+    },
+    /// Delete snapshots
+    Delete {
+        /// Their ids
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+        /// Really delete them
+        #[arg(long)]
+        delete: bool,
+    },
+}
+
+/// What to restore, and where.
+#[derive(Debug, Args)]
+pub struct RestoreArgs {
+    /// The id of a snapshot, or of its root object
+    pub snapshot: String,
+    /// The directory; made if it does not exist
+    pub target: PathBuf,
+    /// Do not replace files that are there
+    #[arg(long)]
+    pub no_overwrite_files: bool,
+    /// Do not set owners
+    #[arg(long)]
+    pub skip_owners: bool,
+    /// How many threads write; 0 is one for each processor
+    #[arg(long, default_value_t = 0)]
+    pub parallel: usize,
+}
+
+/// Verbs of `policy`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Change a policy
+    Set {
+        /// The directory it is for
+        target: Option<PathBuf>,
+        /// For everything
+        #[arg(long, conflicts_with = "target")]
+        global: bool,
+        /// Compress files like this (`none` not to)
+        #[arg(long, value_name = "ALGO")]
+        compression: Option<String>,
+        /// Compress directories like this
+        #[arg(long, value_name = "ALGO")]
+        metadata_compression: Option<String>,
+    },
+    /// Show the policy that is in force
+    Show {
+        /// The directory it is for
+        target: Option<PathBuf>,
+        /// The global one
+        #[arg(long, conflicts_with = "target")]
+        global: bool,
+    },
+}
+
+/// Verbs of `content`.
+#[derive(Debug, Subcommand)]
+pub enum ContentCommand {
+    /// Check that every content is where the index says
+    Verify {
+        /// Read and decrypt all of them
+        #[arg(long)]
+        full: bool,
+    },
+}
+
+/// Where the quick start plays.
+#[derive(Debug, Args)]
+pub struct QuickstartArgs {
+    /// A folder to be made; by default one in the temporary folder
+    #[arg(long)]
+    pub folder: Option<PathBuf>,
+}

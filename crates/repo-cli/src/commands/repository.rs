@@ -1,0 +1,156 @@
+//! `repository`: create, connect, disconnect, status, change-password.
+
+use super::bytes;
+use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand, Storage};
+use crate::session::{Session, text_variable};
+use crate::storage;
+use anyhow::{Context, Result};
+use lifeboat_kopia::connection::{CachingOptions, Connection, forget_password, store_password};
+use lifeboat_kopia::format::{CreateOptions, Format, Password};
+use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
+use lifeboat_primitives::kdf::KeyAlgorithm;
+use serde_json::json;
+
+/// Kopia's default for both caches.
+const CACHE_BYTES: i64 = 5000 << 20;
+
+pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
+    match command {
+        RepositoryCommand::Create(args) => create(session, &args),
+        RepositoryCommand::Connect(args) => connect(session, &args),
+        RepositoryCommand::Disconnect => disconnect(session),
+        RepositoryCommand::Status(args) => status(session, args),
+        RepositoryCommand::ChangePassword { new_password } => change_password(session, new_password),
+    }
+}
+
+fn create(session: &Session, args: &CreateArgs) -> Result<()> {
+    let connection = new_connection(session, &args.storage, &args.connection)?;
+    let create = CreateOptions {
+        version: args.format_version,
+        hash: args.block_hash.clone(),
+        encryption: args.encryption.clone(),
+        splitter: args.object_splitter.clone(),
+        error_correction: match args.ecc_overhead_percent {
+            0 => None,
+            percent => Some((args.ecc.clone(), percent)),
+        },
+        key_algorithm: KeyAlgorithm::from_name(&args.format_block_key_derivation_algorithm)?,
+        retention: None,
+    };
+    let options = session.open_options(&connection, true)?;
+    let repository = session.wait(Repository::create(options, &create, InitialState::Kopia))?;
+    keep(session, &connection, &args.connection)?;
+    println!("Created and connected to a repository in {}.", repository.store().describe());
+    session.wait(repository.close())?;
+    Ok(())
+}
+
+fn connect(session: &Session, args: &ConnectArgs) -> Result<()> {
+    let connection = new_connection(session, &args.storage, &args.connection)?;
+    let OpenOptions { store, password, environment, .. } = session.open_options(&connection, false)?;
+    session.wait(Format::open(&*store, &password, &environment, None))?;
+    keep(session, &connection, &args.connection)?;
+    println!("Connected to repository in {}.", store.describe());
+    Ok(())
+}
+
+fn new_connection(session: &Session, storage: &Storage, args: &ConnectionArgs) -> Result<Connection> {
+    let (info, description) = storage::describe(storage)?;
+    let mut connection = Connection::new(info, args.description.clone().unwrap_or(description));
+    connection.readonly = args.readonly;
+    connection.hostname = args.override_hostname.clone().unwrap_or(connection.hostname);
+    connection.username = args.override_username.clone().unwrap_or(connection.username);
+    let folder = match &args.cache_directory {
+        Some(folder) => std::path::absolute(folder)?,
+        None => session.config_file().parent().unwrap_or(std::path::Path::new(".")).join("cache"),
+    };
+    connection.caching = Some(CachingOptions {
+        cache_directory: folder.to_str().context("the path of the cache is not valid UTF-8")?.to_owned(),
+        content_cache_size: CACHE_BYTES,
+        metadata_cache_size: CACHE_BYTES,
+        max_list_cache_duration: 30.0,
+        ..CachingOptions::default()
+    });
+    Ok(connection)
+}
+
+fn keep(session: &Session, connection: &Connection, args: &ConnectionArgs) -> Result<()> {
+    connection.save(session.config_file())?;
+    match args.no_persist_credentials {
+        true => forget_password(session.config_file())?,
+        false => store_password(session.config_file(), &session.password()?)?,
+    }
+    Ok(())
+}
+
+fn disconnect(session: &Session) -> Result<()> {
+    let file = session.config_file();
+    session.connection()?;
+    forget_password(file)?;
+    std::fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
+}
+
+fn status(session: &Session, args: JsonArgs) -> Result<()> {
+    let connection = session.connection()?;
+    let repository = session.open()?;
+    let format = session.wait(repository.format());
+    let inner = format.repository();
+    let id = hex::encode(format.unique_id());
+    let storage = connection.storage()?;
+    if args.json {
+        let status = json!({
+            "configFile": session.config_file(),
+            "uniqueIDHex": id,
+            "clientOptions": {
+                "hostname": connection.hostname,
+                "username": connection.username,
+                "description": connection.description,
+                "enableActions": connection.enable_actions,
+            },
+            "storage": { "type": storage.storage_type },
+            "contentFormat": {
+                "hash": inner.hash,
+                "encryption": inner.encryption,
+                "version": inner.version,
+                "maxPackSize": inner.max_pack_size(),
+                "indexVersion": inner.index_version(),
+                "enablePasswordChange": inner.enable_password_change,
+            },
+            "objectFormat": { "splitter": inner.splitter() },
+        });
+        println!("{status}");
+        return Ok(());
+    }
+    println!("Config file:         {}\n", session.config_file().display());
+    println!("Description:         {}", connection.description);
+    println!("Hostname:            {}", connection.hostname);
+    println!("Username:            {}", connection.username);
+    println!("Read-only:           {}\n", connection.readonly);
+    println!("Storage type:        {}", storage.storage_type);
+    println!("Storage:             {}\n", repository.store().describe());
+    println!("Unique ID:           {id}");
+    println!("Hash:                {}", inner.hash);
+    println!("Encryption:          {}", inner.encryption);
+    println!("Splitter:            {}", inner.splitter());
+    println!("Format version:      {}", inner.version);
+    println!("Content compression: {}", repository.contents().supports_compression());
+    println!("Password changes:    {}", inner.enable_password_change);
+    println!("Max pack length:     {}", bytes(inner.max_pack_size()));
+    println!("Index Format:        v{}", inner.index_version());
+    Ok(())
+}
+
+fn change_password(session: &Session, new_password: Option<String>) -> Result<()> {
+    let new = new_password
+        .or_else(|| text_variable(&["LIFEBOAT_NEW_PASSWORD", "KOPIA_NEW_PASSWORD"]))
+        .context("no new password: set LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD, or use --new-password")?;
+    let new = Password::new(new);
+    let OpenOptions { store, password, environment, .. } =
+        session.open_options(&session.connection()?, false)?;
+    let mut format = session.wait(Format::open(&*store, &password, &environment, None))?;
+    session.wait(format.change_password(&*store, &new, &environment))?;
+    store_password(session.config_file(), &new)?;
+    println!("The password is changed. Clients that are connected need the new one within 15 minutes.");
+    Ok(())
+}

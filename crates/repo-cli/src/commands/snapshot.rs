@@ -1,0 +1,166 @@
+//! `snapshot`: create, list, restore, verify, delete.
+
+use super::{bytes, policy, restore, source_of};
+use crate::args::SnapshotCommand;
+use crate::session::Session;
+use anyhow::{Context, Result, bail};
+use lifeboat_kopia::manifest::ManifestId;
+use lifeboat_kopia::snapshot::{self, SnapshotManifest};
+use lifeboat_kopia::verify::{self, VerifySnapshots};
+use lifeboat_repository::kopia::KopiaRepository;
+use lifeboat_uploader::{BackupOptions, Cancel, Progress, back_up};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub fn run(session: &Session, command: SnapshotCommand) -> Result<()> {
+    match command {
+        SnapshotCommand::Create { sources, description, parallel, json } => {
+            sources.iter().try_for_each(|source| create(session, source, &description, parallel, json.json))
+        }
+        SnapshotCommand::List { source, all, manifest_id, json } => {
+            list(session, source.as_deref(), all, manifest_id, json.json)
+        }
+        SnapshotCommand::Restore(args) => restore::run(session, &args),
+        SnapshotCommand::Verify { snapshots, verify_files_percent } => {
+            check(session, &snapshots, verify_files_percent)
+        }
+        SnapshotCommand::Delete { snapshots, delete } => remove(session, &snapshots, delete),
+    }
+}
+
+fn create(session: &Session, path: &Path, description: &str, threads: usize, json: bool) -> Result<()> {
+    let started = Instant::now();
+    let connection = session.connection()?;
+    let source = source_of(&connection, path)?;
+    let repository = session.open()?;
+    let options = BackupOptions {
+        path: PathBuf::from(&source.path),
+        policy: policy::effective(session, &repository, &source)?,
+        source: source.clone(),
+        description: description.to_owned(),
+        threads,
+        budget: session.budget().clone(),
+    };
+    eprintln!("Snapshotting {source} ...");
+    let progress = Progress::default();
+    let interface = KopiaRepository::new(repository.clone());
+    let mut manifest = back_up(&interface, &options, &progress, &Cancel::default())
+        .with_context(|| format!("snapshot of {} failed", path.display()))?;
+    let id = session.wait(snapshot::save(repository.manifests(), &mut manifest))?;
+    session.wait(repository.clone().close())?;
+    if json {
+        println!("{}", to_json(&manifest, &id)?);
+        return Ok(());
+    }
+    let (totals, written) = (progress.totals(), repository.contents().totals());
+    let root = manifest.root_object().unwrap_or_default();
+    let seconds = started.elapsed().as_secs();
+    eprintln!("Created snapshot with root {root} and ID {id} in {seconds}s");
+    println!(
+        "{} files, {} directories, {}; {} new, {} stored",
+        totals.files,
+        totals.directories,
+        bytes(totals.bytes),
+        bytes(written.new_bytes),
+        bytes(written.uploaded_bytes)
+    );
+    Ok(())
+}
+
+/// A snapshot as Kopia prints it: with its id, which is empty in storage.
+fn to_json(manifest: &SnapshotManifest, id: &ManifestId) -> Result<String> {
+    let with_id = SnapshotManifest { id: id.clone(), ..manifest.clone() };
+    Ok(lifeboat_kopia::gojson::to_string(&with_id)?)
+}
+
+fn list(session: &Session, path: Option<&Path>, all: bool, with_ids: bool, json: bool) -> Result<()> {
+    let connection = session.connection()?;
+    let wanted = path.map(|path| source_of(&connection, path)).transpose()?;
+    let repository = session.open()?;
+    let mut found = session.wait(repository.snapshots())?;
+    found.snapshots.retain(|snapshot| match &wanted {
+        Some(source) => snapshot.source == *source,
+        None => {
+            let own = snapshot.source.host == connection.hostname
+                && snapshot.source.user_name == connection.username;
+            all || own
+        }
+    });
+    found.snapshots.sort_by_cached_key(|snapshot| (snapshot.source.to_string(), snapshot.start_time));
+    if json {
+        let lines: Vec<String> = found.snapshots.iter().map(|s| to_json(s, &s.id)).collect::<Result<_>>()?;
+        println!("[{}]", lines.join(",\n "));
+    } else {
+        print_list(&found.snapshots, with_ids);
+    }
+    for damaged in &found.damaged {
+        eprintln!("warning: snapshot {} cannot be read: {}", damaged.id, damaged.error);
+    }
+    Ok(())
+}
+
+fn print_list(snapshots: &[SnapshotManifest], with_ids: bool) {
+    for of_source in snapshots.chunk_by(|a, b| a.source == b.source) {
+        let Some(first) = of_source.first() else { continue };
+        println!("{}", first.source);
+        for snapshot in of_source {
+            let time = snapshot.start_time.strftime("%Y-%m-%d %H:%M:%S UTC");
+            let summary =
+                snapshot.root_entry.as_ref().and_then(|root| root.summary.clone()).unwrap_or_default();
+            let size = bytes(summary.size.unsigned_abs());
+            let root = snapshot.root_object().unwrap_or("-");
+            print!("  {time} {root} {size} files:{} dirs:{}", summary.files, summary.dirs);
+            if with_ids {
+                print!(" manifest:{}", snapshot.id);
+            }
+            if !snapshot.is_complete() {
+                print!(" incomplete:{}", snapshot.incomplete);
+            }
+            println!();
+        }
+    }
+}
+
+fn check(session: &Session, wanted: &[String], percent: u8) -> Result<()> {
+    let repository = session.open()?;
+    let wanted: Vec<ManifestId> = wanted.iter().map(|id| ManifestId::from(id.as_str())).collect();
+    for id in &wanted {
+        session.wait(snapshot::load(repository.manifests(), id))?;
+    }
+    let options = VerifySnapshots {
+        only: (!wanted.is_empty()).then_some(wanted),
+        read_percent: percent,
+        ..VerifySnapshots::default()
+    };
+    let mut print = |damage: verify::SnapshotDamage| {
+        eprintln!("damaged: snapshot {} path {:?}: {}", damage.snapshot, damage.path, damage.error);
+    };
+    let report = session.wait(verify::snapshots(&repository, &options, &mut print))?;
+    println!(
+        "Verified {} snapshots: {} directories, {} files, read {}.",
+        report.snapshots,
+        report.directories,
+        report.files,
+        bytes(report.bytes_read)
+    );
+    if report.damaged > 0 {
+        bail!("{} damages found", report.damaged);
+    }
+    Ok(())
+}
+
+fn remove(session: &Session, ids: &[String], confirmed: bool) -> Result<()> {
+    let repository = session.open()?;
+    for id in ids {
+        let id = ManifestId::from(id.as_str());
+        let manifest = session.wait(snapshot::load(repository.manifests(), &id))?;
+        if !confirmed {
+            println!("Would delete snapshot {id} of {}; add --delete to do it", manifest.source);
+            continue;
+        }
+        session.wait(repository.manifests().delete(&id))?;
+        println!("Deleted snapshot {id} of {}", manifest.source);
+    }
+    session.wait(repository.close())?;
+    Ok(())
+}

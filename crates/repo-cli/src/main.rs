@@ -1,0 +1,24 @@
+//! `lifeboat-repo`: backup of directories into Kopia-compatible repositories, for people without a cluster.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod session;
+mod storage;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    tracing_subscriber::fmt().with_max_level(cli.global.log_level).with_writer(std::io::stderr).init();
+    match commands::run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line with all causes: what failed, then why.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

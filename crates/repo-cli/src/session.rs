@@ -1,0 +1,130 @@
+//! From a connection file and a password to an open repository.
+
+use crate::args::Global;
+use anyhow::{Context, Result, bail};
+use lifeboat_blobs::{BlobStore, StoreConfig};
+use lifeboat_budget::Budget;
+use lifeboat_kopia::connection::{Connection, StorageInfo, load_password};
+use lifeboat_kopia::content::ClientIdentity;
+use lifeboat_kopia::format::Password;
+use lifeboat_kopia::repo::{Access, OpenOptions, Repository};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::runtime::{Handle, Runtime};
+
+/// What every command starts from.
+pub struct Session {
+    runtime: Runtime,
+    config_file: PathBuf,
+    password: Option<Password>,
+    budget: Budget,
+}
+
+impl Session {
+    /// Reads the environment; opens nothing yet.
+    pub fn new(global: &Global) -> Result<Self> {
+        let config_file = match global
+            .config_file
+            .clone()
+            .or_else(|| variable(&["LIFEBOAT_CONFIG_PATH", "KOPIA_CONFIG_PATH"]))
+        {
+            Some(file) => file,
+            None => default_config_file()?,
+        };
+        let password = global
+            .password
+            .clone()
+            .or_else(|| text_variable(&["LIFEBOAT_PASSWORD", "KOPIA_PASSWORD"]))
+            .map(Password::new);
+        let bytes = match global.memory_budget_mb {
+            Some(mib) => mib << 20,
+            None => lifeboat_budget::default_bytes(),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        Ok(Session { runtime, config_file, password, budget: Budget::new(bytes) })
+    }
+
+    /// Runs storage calls to their end on this thread.
+    pub fn wait<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// The connection file.
+    pub fn config_file(&self) -> &PathBuf {
+        &self.config_file
+    }
+
+    /// The memory for buffers.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Reads the connection file.
+    pub fn connection(&self) -> Result<Connection> {
+        if !self.config_file.exists() {
+            bail!(
+                "not connected: {} does not exist; run `lifeboat-repo repository connect` or `create` first",
+                self.config_file.display()
+            );
+        }
+        Ok(Connection::load(&self.config_file)?)
+    }
+
+    /// The password: as given, else as stored beside the connection file.
+    pub fn password(&self) -> Result<Password> {
+        match &self.password {
+            Some(password) => Ok(password.clone()),
+            None => load_password(&self.config_file)?
+                .context("no password: set LIFEBOAT_PASSWORD or KOPIA_PASSWORD, or use --password"),
+        }
+    }
+
+    /// The options to open (or create) the repository of `connection` with.
+    pub fn open_options(&self, connection: &Connection, create: bool) -> Result<OpenOptions> {
+        let identity =
+            ClientIdentity { username: connection.username.clone(), hostname: connection.hostname.clone() };
+        let store = self.store(connection.storage()?, create)?;
+        let _context = self.runtime.enter();
+        let mut options = OpenOptions::new(store, self.password()?, identity);
+        options.access = if connection.readonly { Access::ReadOnly } else { Access::ReadWrite };
+        options.runtime = Handle::current();
+        options.budget = self.budget.clone();
+        options.cache_folder = connection
+            .caching
+            .as_ref()
+            .map(|caching| PathBuf::from(&caching.cache_directory))
+            .filter(|folder| !folder.as_os_str().is_empty());
+        Ok(options)
+    }
+
+    /// Opens the repository that this machine is connected to.
+    pub fn open(&self) -> Result<Repository> {
+        let options = self.open_options(&self.connection()?, false)?;
+        Ok(self.wait(Repository::open(options))?)
+    }
+
+    fn store(&self, storage: &StorageInfo, create: bool) -> Result<Arc<dyn BlobStore>> {
+        let config = serde_json::json!({ "type": storage.storage_type, "config": storage.config });
+        let config: StoreConfig =
+            serde_json::from_value(config).context("the storage in the connection file is not understood")?;
+        Ok(self.wait(config.open(&lifeboat_blobs::OpenOptions { create, ..Default::default() }))?)
+    }
+}
+
+/// The first of these environment variables that is set and not empty.
+fn variable(names: &[&str]) -> Option<PathBuf> {
+    names.iter().find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty())).map(PathBuf::from)
+}
+
+/// The same for text.
+pub fn text_variable(names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
+fn default_config_file() -> Result<PathBuf> {
+    let folder = match variable(&["XDG_CONFIG_HOME"]) {
+        Some(folder) => folder,
+        None => variable(&["HOME"]).context("HOME is not set; use --config-file")?.join(".config"),
+    };
+    Ok(folder.join("lifeboat").join("repository.config"))
+}

@@ -1,0 +1,89 @@
+//! The storage that flags describe, as the connection file holds it.
+
+use crate::args::{S3Args, Storage};
+use anyhow::{Context, Result};
+use lifeboat_kopia::connection::StorageInfo;
+use serde_json::{Map, Value, json};
+
+/// The storage and a sentence about it.
+pub fn describe(storage: &Storage) -> Result<(StorageInfo, String)> {
+    let (kind, config, description) = match storage {
+        Storage::Filesystem { path, flat } => {
+            let path =
+                std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
+            let path = path.to_str().context("the path of the repository is not valid UTF-8")?;
+            let mut config =
+                object([("path", json!(path)), ("fileMode", json!(0o600)), ("dirMode", json!(0o700))]);
+            if *flat {
+                config.insert("dirShards".to_owned(), json!([]));
+            }
+            ("filesystem", config, format!("Repository in Filesystem: {path}"))
+        }
+        Storage::S3(s3) => ("s3", s3_config(s3)?, format!("Repository in S3: {} {}", s3.endpoint, s3.bucket)),
+        Storage::Gcs { bucket, prefix, credentials_file } => {
+            let file = credentials_file.as_ref().map(|file| file.to_string_lossy().into_owned());
+            let fields = [("prefix", prefix.clone()), ("credentialsFile", file)];
+            let config = with_given(object([("bucket", json!(bucket))]), fields);
+            ("gcs", config, format!("Repository in Google Cloud Storage: {bucket}"))
+        }
+        Storage::Azure { container, prefix, storage_account, storage_key, sas_token } => {
+            let fields = [
+                ("prefix", prefix.clone()),
+                ("storageKey", storage_key.clone()),
+                ("sasToken", sas_token.clone()),
+            ];
+            let config =
+                object([("container", json!(container)), ("storageAccount", json!(storage_account))]);
+            (
+                "azureBlob",
+                with_given(config, fields),
+                format!("Repository in Azure Blob Storage: {container}"),
+            )
+        }
+    };
+    let info = StorageInfo {
+        storage_type: kind.to_owned(),
+        config: Value::Object(config),
+        ..StorageInfo::default()
+    };
+    Ok((info, description))
+}
+
+fn s3_config(s3: &S3Args) -> Result<Map<String, Value>> {
+    let mut config = object([("bucket", json!(s3.bucket)), ("endpoint", json!(s3.endpoint))]);
+    for (name, set) in [("doNotUseTLS", s3.disable_tls), ("doNotVerifyTLS", s3.disable_tls_verification)] {
+        if set {
+            config.insert(name.to_owned(), json!(true));
+        }
+    }
+    if let Some(path) = &s3.root_ca_pem_path {
+        let pem = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        config.insert("rootCA".to_owned(), json!(lifeboat_kopia::gojson::Base64(pem)));
+    }
+    Ok(with_given(
+        config,
+        [
+            ("prefix", s3.prefix.clone()),
+            ("region", s3.region.clone()),
+            ("accessKeyID", s3.access_key.clone()),
+            ("secretAccessKey", s3.secret_access_key.clone()),
+            ("sessionToken", s3.session_token.clone()),
+        ],
+    ))
+}
+
+fn object<const N: usize>(fields: [(&str, Value); N]) -> Map<String, Value> {
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn with_given<const N: usize>(
+    mut config: Map<String, Value>,
+    fields: [(&str, Option<String>); N],
+) -> Map<String, Value> {
+    for (name, value) in fields {
+        if let Some(value) = value {
+            config.insert(name.to_owned(), json!(value));
+        }
+    }
+    config
+}
