@@ -1,0 +1,76 @@
+//! Side by side against peers in one run, with ratios; `cargo xtask bench` calls this.
+
+#![forbid(unsafe_code)]
+
+mod index;
+mod kernels;
+mod runs;
+mod table;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Measure Lifeboat beside kopia.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Splitter, hash and cipher on one core, beside `kopia benchmark`
+    Kernels,
+    /// Whole backups and restores in memory file systems, beside kopia
+    Runs {
+        /// Size of the single large file in MiB
+        #[arg(long, default_value_t = 1024)]
+        large_mib: u64,
+        /// How many small files
+        #[arg(long, default_value_t = 20_000)]
+        small_files: u64,
+        /// How often each run is repeated; the median counts
+        #[arg(long, default_value_t = 3)]
+        repeat: usize,
+    },
+    /// Opening a repository with millions of contents under a memory limit, beside kopia
+    Index {
+        /// How many contents
+        #[arg(long, default_value_t = 10_000_000)]
+        contents: u64,
+        /// The memory limit of our process in MiB
+        #[arg(long, default_value_t = 128)]
+        limit_mib: u64,
+    },
+    /// Used by `index`: make the repository
+    #[command(hide = true)]
+    MakeIndex {
+        /// The folder of the repository
+        path: PathBuf,
+        /// How many contents
+        contents: u64,
+    },
+    /// Used by `index`: open the repository and look contents up
+    #[command(hide = true)]
+    LookUp {
+        /// The folder of the repository
+        path: PathBuf,
+        /// The folder for local files
+        cache: PathBuf,
+        /// How many contents it has
+        contents: u64,
+        /// How many look-ups
+        count: u64,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Kernels => kernels::run(),
+        Command::Runs { large_mib, small_files, repeat } => runs::run(large_mib, small_files, repeat),
+        Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
+        Command::MakeIndex { path, contents } => index::make(&path, contents),
+        Command::LookUp { path, cache, contents, count } => index::look_up(&path, &cache, contents, count),
+    }
+}
