@@ -7,9 +7,11 @@ use crate::s3::{content_length, http_date};
 use crate::{BlobStore, ErrorKind, Operation, Payload, Result, RetentionMode, TlsOptions};
 use async_trait::async_trait;
 use jiff::Timestamp;
-use object_store::azure::{AzureAuthorizer, AzureCredential, AzureCredentialProvider, MicrosoftAzureBuilder};
+use object_store::azure::{
+    AzureAccessKey, AzureAuthorizer, AzureCredential, AzureCredentialProvider, MicrosoftAzureBuilder,
+};
 use object_store::client::HttpRequest;
-use object_store::{ClientOptions, RetryConfig};
+use object_store::{ClientOptions, RetryConfig, StaticCredentialProvider};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
@@ -143,7 +145,8 @@ pub async fn open(options: &AzureOptions) -> Result<Arc<dyn BlobStore>> {
         credentials: credentials(options).map_err(fail)?,
         name: name.clone(),
     };
-    let store = RestStore { protocol, http: Http::new(&options.tls).map_err(fail)? };
+    let http = Http::new(&protocol.base, &options.tls).map_err(fail)?;
+    let store = RestStore { protocol, http };
     answers(&store).await?;
     Ok(Arc::new(store))
 }
@@ -159,12 +162,17 @@ fn credentials(options: &AzureOptions) -> Result<AzureCredentialProvider, Troubl
     if let Some(authority) = &options.authority {
         builder = builder.with_authority_host(authority);
     }
+    // Errors are not quoted: they may contain the key that could not be parsed.
     builder = match &options.credentials {
-        AzureCredentials::AccountKey(key) => builder.with_access_key(key),
+        AzureCredentials::AccountKey(key) => {
+            let key = AzureAccessKey::try_new(key)
+                .map_err(|_| Trouble::configuration("the key of the storage account is not base64"))?;
+            return Ok(fixed(AzureCredential::AccessKey(key)));
+        }
         AzureCredentials::Sas(query) => {
             let pairs = object_store::azure::split_sas(query)
                 .map_err(|_| Trouble::configuration("the shared access signature cannot be read"))?;
-            builder.with_sas_authorization(pairs)
+            return Ok(fixed(AzureCredential::SASToken(pairs)));
         }
         AzureCredentials::ClientSecret { tenant, client, secret } => {
             builder.with_client_secret_authorization(client, secret, tenant)
@@ -176,10 +184,14 @@ fn credentials(options: &AzureOptions) -> Result<AzureCredentialProvider, Troubl
         AzureCredentials::ManagedIdentity { client: Some(client) } => builder.with_client_id(client),
         AzureCredentials::ManagedIdentity { client: None } => builder,
     };
-    // The error may quote the key that it could not parse.
     let store =
-        builder.build().map_err(|_| Trouble::configuration("the Azure credentials cannot be read"))?;
+        builder.build().map_err(|_| Trouble::configuration("the Azure credentials cannot be used"))?;
     Ok(store.credentials().clone())
+}
+
+/// A credential that needs no token service.
+fn fixed(credential: AzureCredential) -> AzureCredentialProvider {
+    Arc::new(StaticCredentialProvider::new(credential))
 }
 
 #[derive(Debug)]
@@ -446,6 +458,21 @@ mod tests {
         let end = azure().page(b"<EnumerationResults><Blobs/><NextMarker/></EnumerationResults>").unwrap();
         assert!(end.objects.is_empty() && end.next.is_none());
         assert!(azure().page(&body.as_bytes()[..200]).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_shared_access_signature_joins_the_query() {
+        let sas = AzureCredentials::Sas("?sv=2024-01-01&sig=a%2Bb%3D".to_owned());
+        let azure = Azure { credentials: credentials(&AzureOptions::new("a", "b", sas)).unwrap(), ..azure() };
+        let call = azure.list("x", None).unwrap();
+        let mut request = HttpRequest::new(object_store::client::HttpRequestBody::empty());
+        *request.uri_mut() = call.url.parse().unwrap();
+        azure.authorize(&mut request, None).await.unwrap();
+        let query = request.uri().query().unwrap();
+        for part in ["comp=list", "prefix=x", "sv=2024-01-01", "sig=a%2Bb%3D"] {
+            assert!(query.split('&').any(|pair| pair == part), "{query}");
+        }
+        assert!(request.headers().get("authorization").is_none());
     }
 
     #[test]

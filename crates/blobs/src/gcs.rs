@@ -97,7 +97,7 @@ pub async fn open(options: &GcsOptions) -> Result<Arc<dyn BlobStore>> {
         prefix: options.prefix.clone(),
         credentials: credentials(options).map_err(fail)?,
     };
-    let store = RestStore { protocol, http: Http::new(&options.tls).map_err(fail)? };
+    let store = RestStore { protocol, http: Http::new(&base, &options.tls).map_err(fail)? };
     answers(&store).await?;
     Ok(Arc::new(store))
 }

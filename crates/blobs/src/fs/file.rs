@@ -165,10 +165,14 @@ fn write_all(file: &mut File, payload: &Payload, pace: Option<&Scope>) -> io::Re
 /// Renames unless the target exists, decided by the filesystem.
 fn rename_if_absent(from: &Path, to: &Path) -> io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // Network filesystems do not know the flag; a hard link has the same meaning there.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        other => return Ok(other?),
+        // Network filesystems do not know the flag.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => link_if_absent(from, to),
+        other => Ok(other?),
     }
+}
+
+/// The same by a hard link, which never replaces anything.
+fn link_if_absent(from: &Path, to: &Path) -> io::Result<()> {
     match rustix::fs::linkat(CWD, from, CWD, to, AtFlags::empty()) {
         Ok(()) => {}
         // NFS may answer "exists" to its own repeated request: the link count tells the truth.
@@ -215,4 +219,34 @@ pub(super) fn read_exact_at(
         left -= step;
     }
     Ok(bytes.into())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_create_leave_an_existing_file_alone() {
+        for create in [rename_if_absent, link_if_absent] {
+            let folder = tempfile::tempdir().unwrap();
+            let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+            std::fs::write(&from, "new").unwrap();
+            create(&from, &to).unwrap();
+            assert!(!from.exists());
+            std::fs::write(&from, "newer").unwrap();
+            assert_eq!(create(&from, &to).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
+        }
+    }
+
+    #[test]
+    fn a_link_that_was_made_although_it_was_refused_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        std::fs::write(&from, "ours").unwrap();
+        std::fs::hard_link(&from, &to).unwrap();
+        link_if_absent(&from, &to).unwrap();
+        assert!(!from.exists() && to.exists());
+    }
 }

@@ -100,7 +100,9 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    pub(crate) fn new(tls: &TlsOptions) -> Result<Self, Trouble> {
+    /// A client for the store at `base`. A store without TLS needs no certificates, not even the system's: small
+    /// container images have none.
+    pub(crate) fn new(base: &str, tls: &TlsOptions) -> Result<Self, Trouble> {
         // HTTP/1.1: many parallel transfers do better on many connections than on one.
         let mut builder = Client::builder()
             .http1_only()
@@ -111,7 +113,9 @@ impl Http {
             .user_agent(concat!("lifeboat/", env!("CARGO_PKG_VERSION")))
             .tls_danger_accept_invalid_certs(!tls.verify)
             .tls_danger_accept_invalid_hostnames(!tls.verify);
-        if let Some(pem) = &tls.ca_pem {
+        if !base.starts_with("https:") {
+            builder = builder.tls_certs_only([]);
+        } else if let Some(pem) = &tls.ca_pem {
             let certificates = Certificate::from_pem_bundle(pem).map_err(|error| {
                 Trouble::configuration(format!("the CA certificates cannot be read: {}", chain(&error)))
             })?;
@@ -120,8 +124,10 @@ impl Http {
             }
             builder = builder.tls_certs_merge(certificates);
         }
-        let client = builder.build().map_err(|error| {
-            Trouble::configuration(format!("the HTTP client cannot be set up: {}", chain(&error)))
+        let client = builder.build().map_err(|error| Trouble {
+            kind: ErrorKind::Configuration,
+            detail: format!("the HTTP client cannot be set up: {}", chain(&error)),
+            remedy: Some("install the system's CA certificates or configure the server's (rootCA)"),
         })?;
         Ok(Http { client })
     }

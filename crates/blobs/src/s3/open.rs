@@ -59,7 +59,8 @@ pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
         storage_config: StorageConfig::default(),
         sends_checksums: false,
     };
-    let http = Http::new(&options.tls).map_err(|trouble| trouble.into_error(Operation::Open, "", &name))?;
+    let http = Http::new(&protocol.base, &options.tls)
+        .map_err(|trouble| trouble.into_error(Operation::Open, "", &name))?;
     let mut store = RestStore { protocol, http };
     if options.region.is_none() {
         store.protocol.region = store.discover_region(&endpoint, &options.bucket).await?;
