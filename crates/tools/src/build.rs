@@ -110,8 +110,9 @@ fn commands(tool: &Tool, into: &Path) -> Result<Vec<Command>> {
         Recipe::Cargo => {
             let mut command = Command::new("cargo");
             command.args(["install", "--locked", "--version", tool.version, "--root"]).arg(into);
-            // Away from the workspace's own artifacts, lints and flags.
-            command.arg(tool.name).current_dir(into).env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+            // Inside the checkout, whose toolchain file picks the compiler, but away from its artifacts and flags.
+            command.arg(tool.name).current_dir(env!("CARGO_MANIFEST_DIR"));
+            command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
             vec![command]
         }
         Recipe::Debian { .. } => Vec::new(),

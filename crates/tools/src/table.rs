@@ -53,6 +53,9 @@ pub const TOOLS: &[Tool] = &[
         group: Group::Long,
         recipe: Recipe::Debian { packages: &["fio"], program: "/usr/bin/fio" },
     },
+    kopia_suite("kopia-suite-runner", "github.com/kopia/kopia/tests/tools/kopiarunner"),
+    kopia_suite("kopia-suite-robustness", "github.com/kopia/kopia/tests/robustness/robustness_test"),
+    kopia_suite("kopia-suite-recovery", "github.com/kopia/kopia/tests/recovery/recovery_test"),
     // Checkers of the source.
     Tool { name: "cargo-deny", version: "0.20.2", group: Group::Lint, recipe: Recipe::Cargo },
     Tool { name: "cargo-fuzz", version: "0.13.2", group: Group::Lint, recipe: Recipe::Cargo },
@@ -157,6 +160,11 @@ const fn debian(name: &'static str, packages: &'static [&'static str], program: 
 
 /// The variable that `kopia --version` and the repository's own record of its creator show.
 const KOPIA_VERSION: &str = "github.com/kopia/kopia/repo.BuildVersion";
+
+/// One of kopia's own test suites, which run any program that behaves like kopia (`KOPIA_EXE`).
+const fn kopia_suite(name: &'static str, package: &'static str) -> Tool {
+    Tool { name, version: "0.22.3", group: Group::Long, recipe: Recipe::GoTest { module: "kopia", package } }
+}
 
 /// A release of kopia's command line.
 const fn kopia(
