@@ -5,7 +5,7 @@
 
 use super::first_guess;
 use crate::{Error, Result};
-use minlz::crc::crc as masked_crc32c;
+use crc_fast::crc32_iscsi as crc32c;
 use minlz::s2::{decode_into, decode_len, encode, encode_better};
 
 const S2: &str = "s2 data";
@@ -98,4 +98,9 @@ fn append_block(kind: u8, chunk: &[u8], limit: usize, out: &mut Vec<u8>) -> Resu
         return Err(Error::corrupt(S2, "the checksum of a block does not match"));
     }
     Ok(())
+}
+
+/// Snappy's checksum: rotated and shifted, so that data which contains its own checksum does not weaken it.
+fn masked_crc32c(block: &[u8]) -> u32 {
+    crc32c(block).rotate_right(15).wrapping_add(0xa282_ead8)
 }
