@@ -14,7 +14,9 @@ pub enum Error {
     Storage(#[from] lifeboat_blobs::Error),
 
     /// There is no repository at this place.
-    #[error("there is no repository in {store}: blob \"kopia.repository\" is missing; check bucket, prefix or path, or create one")]
+    #[error(
+        "there is no repository in {store}: blob \"kopia.repository\" is missing; check bucket, prefix or path, or create one"
+    )]
     NoRepository {
         /// The store that was looked at.
         store: String,
@@ -32,7 +34,9 @@ pub enum Error {
     WrongPassword,
 
     /// The repository was written by something newer.
-    #[error("repository format version {version} is not supported (this program knows 1 to 3); use a newer program")]
+    #[error(
+        "repository format version {version} is not supported (this program knows 1 to 3); use a newer program"
+    )]
     UnsupportedVersion {
         /// The version found.
         version: i64,
@@ -77,7 +81,9 @@ pub enum Error {
     },
 
     /// A blob that the repository refers to is missing.
-    #[error("blob {blob:?} is missing from the storage, {needed_for} needs it; run `verify` to see what is affected")]
+    #[error(
+        "blob {blob:?} is missing from the storage, {needed_for} needs it; run `verify` to see what is affected"
+    )]
     MissingBlob {
         /// The blob's name.
         blob: String,
@@ -93,7 +99,9 @@ pub enum Error {
     },
 
     /// A content could be located but not decoded.
-    #[error("content {id} in pack blob {blob:?} is damaged: {reason}; run `verify` to see which snapshots need it")]
+    #[error(
+        "content {id} in pack blob {blob:?} is damaged: {reason}; run `verify` to see which snapshots need it"
+    )]
     DamagedContent {
         /// The content.
         id: ContentId,
@@ -140,7 +148,9 @@ pub enum Error {
     },
 
     /// The password of this repository cannot be changed.
-    #[error("the password cannot be changed: the repository was created without that ability (format version 1)")]
+    #[error(
+        "the password cannot be changed: the repository was created without that ability (format version 1)"
+    )]
     PasswordChangeUnsupported,
 
     /// Two clients write faster than the index settles.
@@ -192,7 +202,9 @@ pub enum Error {
 impl From<lifeboat_primitives::Error> for Error {
     fn from(error: lifeboat_primitives::Error) -> Self {
         match error {
-            lifeboat_primitives::Error::UnknownAlgorithm { kind, name } => Error::UnknownAlgorithm { kind, name },
+            lifeboat_primitives::Error::UnknownAlgorithm { kind, name } => {
+                Error::UnknownAlgorithm { kind, name }
+            }
             lifeboat_primitives::Error::Random(reason) => Error::Random { reason },
             other => Error::Invalid(other.to_string()),
         }

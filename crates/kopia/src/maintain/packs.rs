@@ -1,0 +1,390 @@
+//! The tasks `full-delete-blobs` and `quick-delete-blobs`: packs and session markers that nothing names any more leave
+//! the store. This is the only place where data is taken away for good.
+
+use super::mark::blocking;
+use super::report::{Amount, Obstacle, Obstacles, Waiting};
+use super::sort::{RunWriter, Scratch, Sorted};
+use super::stats::{DeleteUnreferencedPacksStats, count32};
+use super::{Done, Error, Result, Session};
+use crate::content::IndexBlobs;
+use crate::epoch::names;
+use crate::legacy;
+use crate::session::{MARKER_PREFIX, SessionId, SessionMarker};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use jiff::{SignedDuration, Timestamp};
+use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind};
+use lifeboat_index::{PackUsage, Snapshot};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How many listings and deletions are under way at once, unless the repository's parameters say otherwise.
+const PARALLEL: usize = 16;
+/// Blobs that are this much younger than the start are as old as it: clocks do not tick evenly.
+const CUTOFF_SLACK: SignedDuration = SignedDuration::from_secs(1);
+/// So many packs are looked up singly if a listing does not have them; more are not needed to know that it is wrong.
+const MAX_LOOKED_UP: usize = 20_000;
+/// The tail of a listed blob: its size and its time in nanoseconds.
+const TAIL: usize = 8 + 16;
+/// Session markers are small; a larger one is none.
+const MAX_MARKER: u64 = 1 << 20;
+
+/// What a full deletion looks at. Names have a hexadecimal digit in the second place, by which they are listed side
+/// by side.
+pub(super) const ALL_KINDS: [&str; 3] = ["p", "q", MARKER_PREFIX];
+/// What a quick deletion looks at.
+pub(super) const METADATA_ONLY: [&str; 1] = ["q"];
+
+/// What the join of blobs and index found.
+#[derive(Debug)]
+struct Survey {
+    /// What may go; the tails are those of the listing.
+    doomed: Sorted,
+    unreferenced: Amount,
+    retained: Amount,
+    /// When the last of the retained ones may go.
+    release: Timestamp,
+    /// Packs of living contents that were not listed.
+    unlisted: Vec<String>,
+}
+
+/// Decides by age and session what may go.
+#[derive(Debug, Clone)]
+struct Rules {
+    kinds: &'static [&'static str],
+    cutoff: Timestamp,
+    min_age: SignedDuration,
+    session_expiration: SignedDuration,
+    /// Sessions that may be alive, and when they last gave a sign of it.
+    sessions: Arc<HashMap<SessionId, Timestamp>>,
+}
+
+impl Rules {
+    /// From when on a blob that nothing names may go.
+    fn release(&self, name: &str, modified: Timestamp) -> Timestamp {
+        let later = |time: Timestamp, by| time.saturating_add(by).unwrap_or(Timestamp::MAX);
+        let by_age = later(modified, self.min_age);
+        let session = SessionId::of_blob(name).and_then(|session| self.sessions.get(&session).copied());
+        session.map_or(by_age, |sign| by_age.max(later(sign, self.session_expiration)))
+    }
+}
+
+impl Session {
+    /// Deletes what nothing names, of the blobs with these prefixes.
+    pub(super) async fn delete_blobs(&mut self, kinds: &'static [&'static str]) -> Result<Done> {
+        // The order makes it safe beside writers. A writer puts its marker, its packs, the index that names them,
+        // and then removes the marker. So a pack that was listed belongs to a session whose marker was seen before,
+        // or is named by the index that is loaded after, or was written since this run began.
+        let sessions = Arc::new(self.sessions().await?);
+        let listed = self.list(kinds).await?;
+        self.repository.contents().refresh().await?;
+        let rules = Rules {
+            kinds,
+            cutoff: self.start.saturating_add(CUTOFF_SLACK).unwrap_or(Timestamp::MAX),
+            min_age: self.safety.min_pack_age,
+            session_expiration: self.safety.session_expiration,
+            sessions,
+        };
+        let survey = self.survey_packs(listed, rules).await?;
+        let mut obstacles = self.check_unlisted(survey.unlisted).await?;
+        obstacles.extend(self.check_index_listing().await?);
+        if !obstacles.is_empty() {
+            let summary = obstacles.summary();
+            self.report.obstruct(obstacles);
+            return Err(Error::Blocked(summary));
+        }
+        let release = self.next_full_after(survey.release);
+        self.report.wait(Waiting::UnreferencedBlobs, survey.retained, release);
+        let mut stats = DeleteUnreferencedPacksStats {
+            unreferenced_pack_count: count32(survey.unreferenced.count),
+            unreferenced_total_size: survey.unreferenced.bytes,
+            retained_pack_count: count32(survey.retained.count),
+            retained_total_size: survey.retained.bytes,
+            ..DeleteUnreferencedPacksStats::default()
+        };
+        let mut deleted = survey.unreferenced;
+        if !self.options.dry_run && deleted.count > 0 {
+            self.ledger.fence(&self.repository).await?;
+            deleted = self.delete_doomed(survey.doomed).await?;
+        }
+        (stats.deleted_pack_count, stats.deleted_total_size) = (count32(deleted.count), deleted.bytes);
+        self.report.reclaimed.count += deleted.count;
+        self.report.reclaimed.bytes += deleted.bytes;
+        Done::with(&stats, format!("unused blobs deleted: {deleted}, kept back: {}", survey.retained))
+    }
+
+    fn list_parallelism(&self) -> usize {
+        usize::try_from(self.params.list_parallelism).ok().filter(|count| *count > 0).unwrap_or(PARALLEL)
+    }
+
+    /// The sessions that have a marker, and when each last gave a sign of life. A marker that cannot be read counts
+    /// as one: its session may be alive.
+    async fn sessions(&self) -> Result<HashMap<SessionId, Timestamp>> {
+        let store = self.repository.store();
+        let sealer = self.repository.contents().sealer();
+        let mut signs: HashMap<SessionId, Timestamp> = HashMap::new();
+        let mut markers = store
+            .list(MARKER_PREFIX)
+            .map_ok(|blob| {
+                async move {
+                    let bytes = match blob.size <= MAX_MARKER {
+                        true => store.get(&blob.id).await.map(Some),
+                        false => Ok(None),
+                    };
+                    match bytes {
+                        Err(error) if error.is_not_found() => Ok(None),
+                        bytes => Ok(Some((blob, bytes?))),
+                    }
+                }
+                .boxed()
+            })
+            .try_buffer_unordered(self.options.parallel.max(1));
+        while let Some(marker) = markers.try_next().await? {
+            let Some((blob, bytes)) = marker else { continue };
+            let plain = bytes.and_then(|bytes| sealer.open_blob(blob.id.as_str(), &bytes).ok());
+            let parsed = plain.and_then(|plain| serde_json::from_slice::<SessionMarker>(&plain).ok());
+            let sign = parsed.map_or(blob.modified, |marker| marker.checkpoint_time.max(blob.modified));
+            if let Some(session) = SessionId::of_blob(blob.id.as_str()) {
+                let known = signs.entry(session).or_insert(sign);
+                *known = sign.max(*known);
+            }
+        }
+        Ok(signs)
+    }
+
+    /// Lists all blobs of these kinds.
+    async fn list(&self, kinds: &[&str]) -> Result<Sorted> {
+        let sorter = Mutex::new(self.scratch.sorter(TAIL).await?);
+        let store = self.repository.store();
+        let prefixes = kinds.iter().flat_map(|kind| (0..16).map(move |digit| format!("{kind}{digit:x}")));
+        stream::iter(prefixes)
+            .map(Ok::<_, crate::Error>)
+            .try_for_each_concurrent(self.list_parallelism(), |prefix| {
+                let sorter = &sorter;
+                async move {
+                    let mut blobs = store.list(&prefix);
+                    while let Some(blob) = blobs.try_next().await? {
+                        // Once in a million blobs this writes some megabytes to a local file.
+                        sorter.lock().push(blob.id.as_str().as_bytes(), &tail(&blob))?;
+                    }
+                    Ok(())
+                }
+                .boxed()
+            })
+            .await?;
+        Ok(blocking(move || sorter.into_inner().finish()).await??)
+    }
+
+    async fn survey_packs(&self, listed: Sorted, rules: Rules) -> Result<Survey> {
+        let index = self.repository.contents().snapshot();
+        let scratch = self.scratch.clone();
+        Ok(blocking(move || Survey::take(&index, &listed, &rules, &scratch)).await??)
+    }
+
+    /// Packs that the index names and the listing does not have: they are gone, or the listing is wrong, or they
+    /// were written after it.
+    async fn check_unlisted(&self, unlisted: Vec<String>) -> Result<Obstacles> {
+        let store = self.repository.store();
+        let start = self.start;
+        let looked_up = stream::iter(unlisted)
+            .map(|pack| {
+                async move {
+                    match store.head(&BlobId::new(&pack)?).await {
+                        Ok(blob) if blob.modified >= start || !is_listable(&pack) => Ok(None),
+                        Ok(_) => Ok(Some(Obstacle::IncompleteListing { blob: pack })),
+                        Err(error) if error.is_not_found() => Ok(Some(Obstacle::MissingPack { pack })),
+                        Err(error) => Err(crate::Error::from(error)),
+                    }
+                }
+                .boxed()
+            })
+            .buffer_unordered(self.list_parallelism())
+            .try_filter_map(|found| async move { Ok(found) });
+        let mut obstacles = Obstacles::default();
+        let found: Vec<Obstacle> = looked_up.try_collect().await?;
+        found.into_iter().for_each(|obstacle| obstacles.add(obstacle));
+        Ok(obstacles)
+    }
+
+    /// Lists the blobs of the index once more, in other portions, and compares: with a part of the index missing,
+    /// packs that are needed would look as if nothing named them.
+    async fn check_index_listing(&self) -> Result<Obstacles> {
+        let (whole, parts): (&str, Vec<String>) = match self.repository.contents().index_blobs() {
+            IndexBlobs::Epochs(_) => {
+                let parts =
+                    [names::UNCOMPACTED, names::SINGLE, names::RANGE, names::MARKER, names::WATERMARK];
+                (names::ALL, parts.map(str::to_owned).to_vec())
+            }
+            IndexBlobs::Legacy(_) => {
+                (legacy::INDEX, (0..16).map(|digit| format!("{}{digit:x}", legacy::INDEX)).collect())
+            }
+        };
+        let in_parts = self.list_names(&parts).await?;
+        let at_once = self.list_names(&[whole.to_owned()]).await?;
+        let start = self.start;
+        let compare = move || -> crate::Result<Obstacles> {
+            let mut obstacles = Obstacles::default();
+            for (all, some) in [(&in_parts, &at_once), (&at_once, &in_parts)] {
+                let (mut all, mut some) = (all.read()?, some.probe()?);
+                while all.advance()? {
+                    if modified(all.tail()) < start && !some.contains(all.key())? {
+                        let blob = String::from_utf8_lossy(all.key()).into_owned();
+                        obstacles.add(Obstacle::IncompleteListing { blob });
+                    }
+                }
+            }
+            Ok(obstacles)
+        };
+        Ok(blocking(compare).await??)
+    }
+
+    async fn list_names(&self, prefixes: &[String]) -> Result<Sorted> {
+        let mut sorter = self.scratch.sorter(TAIL).await?;
+        for prefix in prefixes {
+            let mut blobs = self.repository.store().list(prefix);
+            while let Some(blob) = blobs.try_next().await? {
+                sorter.push(blob.id.as_str().as_bytes(), &tail(&blob))?;
+            }
+        }
+        Ok(blocking(move || sorter.finish()).await??)
+    }
+
+    /// Deletes the blobs. Those under a lock stay; a failure ends the task when the others are through.
+    async fn delete_doomed(&mut self, doomed: Sorted) -> Result<Amount> {
+        let store = self.repository.store();
+        let mut read = doomed.read()?;
+        let (mut deleted, mut locked, mut failed) = (Amount::default(), Amount::default(), None);
+        loop {
+            let mut batch = Vec::new();
+            while batch.len() < 1000 && read.advance()? {
+                let name =
+                    std::str::from_utf8(read.key()).map_err(|e| crate::Error::Worker(e.to_string()))?;
+                batch.push((BlobId::new(name)?, size(read.tail())));
+            }
+            if batch.is_empty() {
+                break;
+            }
+            let mut outcomes = stream::iter(batch)
+                .map(|(id, size)| async move { (store.delete(&id).await, size) }.boxed())
+                .buffer_unordered(self.list_parallelism());
+            while let Some((outcome, size)) = outcomes.next().await {
+                match outcome {
+                    Ok(()) => deleted.add(size),
+                    Err(error) if error.kind() == ErrorKind::Locked => locked.add(size),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        let period = self.format.config().retention()?.map_or(SignedDuration::ZERO, |lock| {
+            SignedDuration::try_from(lock.period).unwrap_or(SignedDuration::MAX)
+        });
+        self.report.wait(
+            Waiting::LockedBlobs,
+            locked,
+            self.start.saturating_add(period).unwrap_or(Timestamp::MAX),
+        );
+        failed.map_or(Ok(deleted), |error| Err(error.into()))
+    }
+}
+
+impl Survey {
+    /// Goes through the listed blobs and the packs of the index side by side.
+    fn take(index: &Snapshot, listed: &Sorted, rules: &Rules, scratch: &Scratch) -> crate::Result<Survey> {
+        let packs = index.pack_names()?.count() as u64;
+        let _memory = scratch.budget.reserve((packs * 64).min(scratch.budget.total() / 8))?;
+        let mut out = RunWriter::create(scratch, TAIL)?;
+        let (mut unreferenced, mut retained, mut unlisted) =
+            (Amount::default(), Amount::default(), Vec::new());
+        let mut release = Timestamp::MIN;
+        let mut blobs = listed.read()?;
+        let mut listed_any = blobs.advance()?;
+        let mut usages = index.pack_usage()?.peekable();
+        loop {
+            let usage = usages.next_if(|usage| match usage {
+                Ok(usage) => !listed_any || usage.pack.as_str().as_bytes() <= blobs.key(),
+                Err(_) => true,
+            });
+            let usage = usage.transpose()?;
+            let is_listed = |usage: &PackUsage| listed_any && usage.pack.as_str().as_bytes() == blobs.key();
+            match usage {
+                Some(usage) if is_listed(&usage) => {
+                    if usage.live_contents + usage.deleted_contents > 0 {
+                        listed_any = blobs.advance()?;
+                    }
+                    // A pack that only superseded entries name is named by nothing: the blob comes round again.
+                }
+                Some(usage) => {
+                    let of_kind = rules.kinds.iter().any(|kind| usage.pack.as_str().starts_with(kind));
+                    if usage.live_contents > 0 && of_kind && unlisted.len() < MAX_LOOKED_UP {
+                        unlisted.push(usage.pack.to_string());
+                    }
+                }
+                None if listed_any => {
+                    let (name, size) = (String::from_utf8_lossy(blobs.key()), size(blobs.tail()));
+                    let free = rules.release(&name, modified(blobs.tail()));
+                    if free <= rules.cutoff {
+                        unreferenced.add(size);
+                        out.push(blobs.key(), blobs.tail())?;
+                    } else {
+                        retained.add(size);
+                        release = release.max(free);
+                    }
+                    listed_any = blobs.advance()?;
+                }
+                None => break,
+            }
+        }
+        let mut doomed = Sorted::empty(scratch, TAIL);
+        doomed.add(out.finish()?)?;
+        Ok(Survey { doomed, unreferenced, retained, release, unlisted })
+    }
+}
+
+/// Whether a listing by the second character of the name would show the blob.
+fn is_listable(name: &str) -> bool {
+    name.as_bytes().get(1).is_some_and(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn tail(blob: &BlobMetadata) -> [u8; TAIL] {
+    let mut tail = [0; TAIL];
+    tail[..8].copy_from_slice(&blob.size.to_be_bytes());
+    tail[8..].copy_from_slice(&blob.modified.as_nanosecond().to_be_bytes());
+    tail
+}
+
+fn size(tail: &[u8]) -> u64 {
+    tail.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+fn modified(tail: &[u8]) -> Timestamp {
+    let nanos = tail.last_chunk().map_or(0, |bytes| i128::from_be_bytes(*bytes));
+    Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::MAX)
+}
+
+/// Deletes blobs side by side and returns how much that was. Those under a lock stay.
+pub(super) async fn delete_all(
+    store: &dyn BlobStore,
+    blobs: &[BlobMetadata],
+    parallel: usize,
+) -> lifeboat_blobs::Result<Amount> {
+    stream::iter(blobs.to_vec())
+        .map(|blob| {
+            async move {
+                match store.delete(&blob.id).await {
+                    Ok(()) => Ok(Some(blob.size)),
+                    Err(error) if error.kind() == ErrorKind::Locked => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+            .boxed()
+        })
+        .buffer_unordered(parallel.max(1))
+        .try_fold(Amount::default(), |mut amount, size| async move {
+            size.into_iter().for_each(|size| amount.add(size));
+            Ok(amount)
+        })
+        .await
+}

@@ -1,0 +1,282 @@
+//! A small world for the tests of maintenance: a store and a client that share a clock which the test moves.
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+
+use futures::TryStreamExt;
+use jiff::{SignedDuration, Timestamp};
+use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, MemoryStore, PutOptions};
+use lifeboat_budget::Budget;
+use lifeboat_index::Prefix;
+use lifeboat_kopia::content::ClientIdentity;
+use lifeboat_kopia::format::{CreateOptions, Password};
+use lifeboat_kopia::maintain::{self, Mode, Options, Report, Safety};
+use lifeboat_kopia::manifest::ManifestId;
+use lifeboat_kopia::object::{ObjectId, WriterOptions};
+use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
+use lifeboat_kopia::snapshot::{
+    self, DirEntries, DirEntry, DirWriter, EntryType, SnapshotManifest, SourceInfo, SummaryBuilder,
+};
+use lifeboat_kopia::verify::{self, VerifyContents, VerifySnapshots};
+use lifeboat_kopia::{Clock, Environment};
+use lifeboat_primitives::kdf::KeyAlgorithm;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+pub const PASSWORD: &str = "correct horse";
+
+/// A clock that stands still until it is moved.
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<AtomicI64>);
+
+impl ManualClock {
+    pub fn new() -> Self {
+        ManualClock(Arc::new(AtomicI64::new(1_750_000_000)))
+    }
+
+    pub fn advance(&self, by: SignedDuration) {
+        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
+    }
+
+    pub fn set(&self, to: Timestamp) {
+        self.0.store(to.as_second(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.0.load(Ordering::SeqCst)).unwrap()
+    }
+}
+
+pub fn hours(count: i64) -> SignedDuration {
+    SignedDuration::from_hours(count)
+}
+
+/// Files by path; paths have at most one slash.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+pub fn files(list: &[(&str, u64, usize)]) -> Files {
+    list.iter().map(|(path, seed, len)| ((*path).to_owned(), noise(*seed, *len))).collect()
+}
+
+/// Pseudo-random bytes that never repeat within a test.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut data = vec![0; len.next_multiple_of(8)];
+    for word in data.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    data.truncate(len);
+    data
+}
+
+/// A store in memory, with the clock that it goes by.
+#[derive(Debug, Clone)]
+pub struct World {
+    pub clock: ManualClock,
+    pub store: MemoryStore,
+}
+
+impl World {
+    pub fn new() -> Self {
+        World::at(ManualClock::new())
+    }
+
+    fn at(clock: ManualClock) -> Self {
+        let server = clock.clone();
+        World { store: MemoryStore::with_clock(move || server.now()), clock }
+    }
+
+    /// The same blobs with the same times in a store of its own.
+    pub async fn fork(&self) -> World {
+        let fork = World::at(ManualClock::new());
+        for blob in self.list("").await {
+            fork.clock.set(blob.modified);
+            let bytes = self.store.get(&blob.id).await.unwrap();
+            fork.store.put(&blob.id, bytes.into(), &PutOptions::default()).await.unwrap();
+        }
+        fork.clock.set(self.clock.now());
+        fork
+    }
+
+    pub fn options(&self) -> OpenOptions {
+        self.options_on(Arc::new(self.store.clone()))
+    }
+
+    /// To open the repository through another store, such as one that fails.
+    pub fn options_on(&self, store: Arc<dyn BlobStore>) -> OpenOptions {
+        let identity = ClientIdentity { username: "tester".into(), hostname: "testhost".into() };
+        let mut options = OpenOptions::new(store, Password::new(PASSWORD), identity);
+        options.budget = Budget::new(32 << 20);
+        options.environment = Environment { clock: Arc::new(self.clock.clone()), ..Environment::default() };
+        options
+    }
+
+    pub async fn create(&self, version: u8) -> Repository {
+        let create = CreateOptions {
+            version,
+            key_algorithm: KeyAlgorithm::Pbkdf2,
+            splitter: "DYNAMIC-128K-BUZHASH".into(),
+            ..CreateOptions::default()
+        };
+        Repository::create(self.options(), &create, InitialState::Kopia).await.unwrap()
+    }
+
+    pub async fn open(&self) -> Repository {
+        Repository::open(self.options()).await.unwrap()
+    }
+
+    pub async fn list(&self, prefix: &str) -> Vec<BlobMetadata> {
+        self.store.list(prefix).try_collect().await.unwrap()
+    }
+
+    pub async fn names(&self, prefix: &str) -> Vec<String> {
+        self.list(prefix).await.into_iter().map(|blob| blob.id.to_string()).collect()
+    }
+
+    /// Bytes in packs with user data.
+    pub async fn data_bytes(&self) -> u64 {
+        self.list("p").await.iter().map(|blob| blob.size).sum()
+    }
+}
+
+pub async fn full(repository: &Repository) -> Report {
+    run(repository, Mode::Full, &Safety::FULL).await
+}
+
+pub async fn run(repository: &Repository, mode: Mode, safety: &Safety) -> Report {
+    maintain::run(repository, mode, safety, &Options::default()).await.unwrap()
+}
+
+async fn write_objects(repository: &Repository, data: Vec<Vec<u8>>, prefix: Prefix) -> Vec<ObjectId> {
+    let objects = repository.objects().clone();
+    let write = move || {
+        let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+        objects.write_many(&data, &WriterOptions { prefix, ..WriterOptions::default() }).unwrap()
+    };
+    tokio::task::spawn_blocking(write).await.unwrap()
+}
+
+async fn write_directory(repository: &Repository, mut entries: Vec<DirEntry>, name: &str) -> DirEntry {
+    entries.sort_by(DirEntry::listing_order);
+    let (mut writer, mut summary) = (DirWriter::new(), SummaryBuilder::default());
+    for entry in &entries {
+        writer.push(entry).unwrap();
+        summary.add(entry);
+    }
+    let summary = summary.build(Timestamp::UNIX_EPOCH, "");
+    let listing = writer.finish(&summary).unwrap();
+    let object = write_objects(repository, vec![listing], Prefix::DIRECTORY).await[0];
+    DirEntry {
+        name: name.into(),
+        entry_type: EntryType::Directory,
+        object: object.to_string(),
+        summary: Some(summary),
+        ..DirEntry::default()
+    }
+}
+
+/// Writes files and directories; they are published by the next flush.
+pub async fn write_tree(repository: &Repository, files: &Files) -> DirEntry {
+    let objects = write_objects(repository, files.values().cloned().collect(), Prefix::NONE).await;
+    let mut folders: BTreeMap<&str, Vec<DirEntry>> = BTreeMap::new();
+    for ((path, data), object) in files.iter().zip(objects) {
+        let (folder, name) = path.split_once('/').unwrap_or(("", path));
+        folders.entry(folder).or_default().push(DirEntry {
+            name: name.into(),
+            entry_type: EntryType::File,
+            size: data.len() as u64,
+            object: object.to_string(),
+            ..DirEntry::default()
+        });
+    }
+    let mut top = folders.remove("").unwrap_or_default();
+    for (folder, entries) in folders {
+        top.push(write_directory(repository, entries, folder).await);
+    }
+    write_directory(repository, top, "root").await
+}
+
+/// Saves a snapshot of a tree; it is published by the next flush.
+pub async fn save_snapshot(repository: &Repository, root: DirEntry) -> ManifestId {
+    let now = repository.environment().clock.now();
+    let mut snapshot = SnapshotManifest {
+        source: SourceInfo::new("tester", "testhost", "/data"),
+        start_time: now,
+        end_time: now,
+        root_entry: Some(root),
+        ..SnapshotManifest::default()
+    };
+    snapshot::save(repository.manifests(), &mut snapshot).await.unwrap()
+}
+
+/// Writes a snapshot and saves it; it is published by the next flush.
+pub async fn write_snapshot(repository: &Repository, files: &Files) -> ManifestId {
+    let root = write_tree(repository, files).await;
+    save_snapshot(repository, root).await
+}
+
+/// Takes a snapshot, whole and published.
+pub async fn take_snapshot(repository: &Repository, files: &Files) -> ManifestId {
+    let id = write_snapshot(repository, files).await;
+    repository.flush().await.unwrap();
+    id
+}
+
+pub async fn delete_snapshot(repository: &Repository, id: &ManifestId) {
+    repository.manifests().delete(id).await.unwrap();
+    repository.flush().await.unwrap();
+}
+
+/// The files of a snapshot, read back.
+pub async fn restore(repository: &Repository, id: &ManifestId) -> Files {
+    let snapshot = snapshot::load(repository.manifests(), id).await.unwrap();
+    let mut files = Files::new();
+    let mut folders = vec![(String::new(), snapshot.root_entry.unwrap().object)];
+    while let Some((path, object)) = folders.pop() {
+        let listing = repository.objects().read_all(object.parse().unwrap(), 1 << 30).await.unwrap();
+        for entry in DirEntries::new(object, &listing[..]) {
+            let entry = entry.unwrap();
+            let path = format!("{path}{}", entry.name);
+            match entry.is_dir() {
+                true => folders.push((path + "/", entry.object)),
+                false => {
+                    let data =
+                        repository.objects().read_all(entry.object.parse().unwrap(), 1 << 30).await.unwrap();
+                    files.insert(path, data.to_vec());
+                }
+            }
+        }
+    }
+    files
+}
+
+/// Fails unless exactly these snapshots are there and every byte of them is, and the index is sound.
+pub async fn assert_whole(repository: &Repository, expected: &BTreeMap<ManifestId, Files>) {
+    let list = repository.snapshots().await.unwrap();
+    assert!(list.damaged.is_empty(), "{:?}", list.damaged);
+    let mut found: Vec<_> = list.snapshots.into_iter().map(|snapshot| snapshot.id).collect();
+    found.sort();
+    assert_eq!(found, expected.keys().cloned().collect::<Vec<_>>());
+    for (id, files) in expected {
+        assert!(restore(repository, id).await == *files, "snapshot {id} differs");
+    }
+    assert_sound(repository).await;
+}
+
+/// Fails unless every content and every snapshot verifies.
+pub async fn assert_sound(repository: &Repository) {
+    let mut damages = Vec::new();
+    let options = VerifyContents { full: true, ..VerifyContents::default() };
+    verify::contents(repository, &options, &mut |damage| damages.push(format!("{damage:?}"))).await.unwrap();
+    let options = VerifySnapshots { read_percent: 100, ..VerifySnapshots::default() };
+    verify::snapshots(repository, &options, &mut |damage| damages.push(format!("{damage:?}"))).await.unwrap();
+    assert!(damages.is_empty(), "{damages:#?}");
+}
+
+pub fn id(name: &str) -> BlobId {
+    BlobId::new(name).unwrap()
+}

@@ -1,0 +1,186 @@
+//! Maintenance that dies, or fails, at any single storage call: reopening works and every snapshot is whole.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod maintain_common;
+
+use lifeboat_blobs::wrap::Fault;
+use lifeboat_blobs::wrap::fault::{Action, Logged, Rule};
+use lifeboat_blobs::{ErrorKind, Operation};
+use lifeboat_index::Prefix;
+use lifeboat_kopia::content::ContentToWrite;
+use lifeboat_kopia::format::{Format, Password};
+use lifeboat_kopia::maintain::{self, Mode, Options, Outcome, Report, Safety};
+use lifeboat_kopia::maintenance::Task;
+use lifeboat_kopia::manifest::ManifestId;
+use lifeboat_kopia::repo::Repository;
+use maintain_common::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const MINUTE: i64 = 60_000_000_000;
+
+/// A repository in which one full maintenance has everything to do.
+struct Scene {
+    world: World,
+    expected: BTreeMap<ManifestId, Files>,
+}
+
+impl Scene {
+    async fn new(version: u8) -> Scene {
+        let world = World::new();
+        let mut repository = world.create(version).await;
+        if version > 1 {
+            repository = quicken_epochs(&world, repository).await;
+        }
+        let mut expected = BTreeMap::new();
+        for number in 0..2 {
+            let files = files(&[("a", 1, 30_000), ("sub/b", 2 + number, 150_000)]);
+            expected.insert(take_snapshot(&repository, &files).await, files);
+        }
+        let doomed = take_snapshot(&repository, &files(&[("a", 1, 30_000), ("sub/c", 9, 150_000)])).await;
+        delete_snapshot(&repository, &doomed).await;
+        for round in 0..5u64 {
+            for number in 0..10u64 {
+                write_orphan(&repository, round * 100 + number).await;
+                world.clock.advance(jiff::SignedDuration::from_mins(5));
+            }
+            run(&repository, Mode::Quick, &Safety::FULL).await;
+        }
+        world.clock.advance(hours(6));
+        write_orphan(&repository, 9999).await;
+        world.clock.advance(hours(1));
+        Scene { world, expected }
+    }
+
+    /// Maintains a copy of the scene until `rule` strikes; returns the copy and what was called.
+    async fn play(&self, rule: Option<Rule>) -> (World, maintain::Result<Report>, Vec<Logged>) {
+        let world = self.world.fork().await;
+        let store = Fault::new(world.store.clone());
+        let control = store.control();
+        let repository = Repository::open(world.options_on(Arc::new(store))).await.unwrap();
+        let opened = control.calls();
+        if let Some(rule) = rule {
+            control.plan(rule);
+        }
+        let outcome = maintain::run(&repository, Mode::Full, &Safety::NONE, &Options::default()).await;
+        let log = control.log().split_off(opened);
+        (world, outcome, log)
+    }
+
+    /// Whatever happened, everything is whole, and another run does what is left.
+    async fn check(&self, world: &World, what: &str) {
+        let reopened = world.open().await;
+        assert_whole(&reopened, &self.expected).await;
+        world.clock.advance(hours(1));
+        let report = run(&reopened, Mode::Full, &Safety::NONE).await;
+        assert!(report.is_clean(), "{what}: {report}");
+        let bytes = world.data_bytes().await;
+        assert!(bytes < 400_000, "{what}: {bytes} bytes are left: {report}");
+        assert_whole(&world.open().await, &self.expected).await;
+    }
+}
+
+/// Makes epochs short, so that a few index blobs are enough for all that can happen to them.
+async fn quicken_epochs(world: &World, repository: Repository) -> Repository {
+    let environment = repository.environment().clone();
+    let password = Password::new(PASSWORD);
+    let mut format = Format::open(&world.store, &password, &environment, None).await.unwrap();
+    let quicken = |format: &mut lifeboat_kopia::format::RepositoryFormat, _: &mut _| {
+        if let Some(epochs) = &mut format.epoch_parameters {
+            epochs.epoch_refresh_frequency = 3 * MINUTE;
+            epochs.min_epoch_duration = 10 * MINUTE;
+            epochs.cleanup_safety_margin = 60 * MINUTE;
+            epochs.epoch_advance_on_count_threshold = 10;
+            epochs.full_checkpoint_frequency = 1;
+        }
+    };
+    format.set_parameters(&world.store, &environment, quicken).await.unwrap();
+    world.open().await
+}
+
+/// A content that no snapshot needs, in a pack and an index blob of its own.
+async fn write_orphan(repository: &Repository, seed: u64) {
+    let contents = repository.contents().clone();
+    let write = move || {
+        let data = noise(seed, 100);
+        contents.write(&ContentToWrite { data: &data, prefix: Prefix::NONE, compression: None }).unwrap();
+    };
+    tokio::task::spawn_blocking(write).await.unwrap();
+    repository.flush().await.unwrap();
+}
+
+fn is_change(call: &Logged) -> bool {
+    matches!(call.operation, Operation::Put | Operation::Delete)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_at_any_change_leaves_every_snapshot_whole() {
+    for version in [1, 3] {
+        let scene = Scene::new(version).await;
+        let (world, outcome, log) = scene.play(None).await;
+        let report = outcome.unwrap();
+        assert!(report.is_clean(), "{report}");
+        if version == 3 {
+            let busy = [
+                Task::FullRewriteContents,
+                Task::FullDropDeletedContent,
+                Task::FullDeleteBlobs,
+                Task::CompactSingleEpoch,
+                Task::GenerateEpochRangeIndex,
+                Task::CleanupEpochMarkers,
+                Task::DeleteSupersededEpochIndexes,
+            ];
+            for task in busy {
+                let done = report.task(task).unwrap();
+                assert!(done.outcome == Outcome::Done && !done.summary.starts_with("no "), "{report}");
+            }
+        }
+        scene.check(&world, "nothing").await;
+        // Between two changes the store stays as it is: a crash at a read is a crash after the change before it.
+        let changes = log.iter().filter(|call| is_change(call)).count();
+        assert!(changes > 50, "{changes}");
+        for change in 0..changes {
+            for action in [Action::CrashBefore, Action::CrashAfter] {
+                // After one change is before the next; only where changes go side by side is there a difference.
+                if action == Action::CrashBefore && change % 5 != 0 {
+                    continue;
+                }
+                let what = format!("version {version}, {action:?} at change {change} of {changes}");
+                let (world, outcome, _) = scene.play(Some(crash_at(&log, change, action))).await;
+                // The order of deletions varies from run to run, so that the last ones may be passed by.
+                assert!(outcome.is_err() || change + 20 > changes || outcome.unwrap().is_clean(), "{what}");
+                scene.check(&world, &what).await;
+            }
+        }
+    }
+}
+
+/// A rule that strikes at the `change`-th call of the log that changes something.
+fn crash_at(log: &[Logged], change: usize, action: Action) -> Rule {
+    let call = log.iter().filter(|call| is_change(call)).nth(change).unwrap();
+    let same = |other: &&Logged| other.operation == call.operation;
+    let before = log.iter().take_while(|other| !std::ptr::eq(*other, call)).filter(same).count();
+    Rule::on(call.operation).skip(before as u64).action(action)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_at_any_call_harms_nothing() {
+    let scene = Scene::new(3).await;
+    let (_, _, log) = scene.play(None).await;
+    for call in 0..log.len() as u64 {
+        // Calls fail before they do anything, or after they did it, in turn.
+        let kind = if call % 3 == 0 { ErrorKind::NotFound } else { ErrorKind::Transient };
+        let action =
+            if call % 2 == 0 { Action::FailBefore(kind) } else { Action::FailAfter(ErrorKind::Other) };
+        let what = format!("{action:?} at call {call}: {:?}", log[call as usize]);
+        let (world, outcome, _) = scene.play(Some(Rule::any().skip(call).action(action))).await;
+        if let Err(error) = outcome {
+            assert!(!error.to_string().is_empty());
+        }
+        let reopened = world.open().await;
+        for (id, files) in &scene.expected {
+            assert!(restore(&reopened, id).await == *files, "{what}");
+        }
+        assert_sound(&reopened).await;
+    }
+}

@@ -1,0 +1,212 @@
+//! Maintenance crossed with the real kopia: either side maintains what both have written, and the other agrees.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use lifeboat_blobs::{FsOptions, FsStore};
+use lifeboat_budget::Budget;
+use lifeboat_kopia::content::ClientIdentity;
+use lifeboat_kopia::format::Password;
+use lifeboat_kopia::maintain::{self, Mode, Options, Outcome, Report, Safety};
+use lifeboat_kopia::maintenance::{Params, Task};
+use lifeboat_kopia::repo::{OpenOptions, Repository};
+use lifeboat_kopia::verify::{self, VerifyContents, VerifySnapshots};
+use lifeboat_testkit::kopia::Kopia;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PASSWORD: &str = "correct horse";
+const IDENTITY: [&str; 2] = ["--override-hostname=h", "--override-username=u"];
+
+struct Place {
+    folder: tempfile::TempDir,
+    kopia: Kopia,
+}
+
+impl Place {
+    fn new(version: &str) -> Place {
+        let place = Place { folder: tempfile::tempdir().unwrap(), kopia: Kopia::new(PASSWORD).unwrap() };
+        fs::create_dir(place.path("repository")).unwrap();
+        let flags = [&IDENTITY[..], &["--format-version", version]].concat();
+        place.kopia.create_filesystem(&place.path("repository"), &flags).unwrap();
+        place
+    }
+
+    /// The same repository once more, with a user of its own.
+    fn copy(&self) -> Place {
+        let place = Place { folder: tempfile::tempdir().unwrap(), kopia: Kopia::new(PASSWORD).unwrap() };
+        copy_folder(&self.path("repository"), &place.path("repository"));
+        place.kopia.connect_filesystem(&place.path("repository"), &IDENTITY).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    async fn open(&self) -> Repository {
+        let store = FsStore::open(FsOptions::new(self.path("repository"))).await.unwrap();
+        let identity = ClientIdentity { username: "u".into(), hostname: "h".into() };
+        let mut options = OpenOptions::new(Arc::new(store), Password::new(PASSWORD), identity);
+        options.budget = Budget::new(96 << 20);
+        Repository::open(options).await.unwrap()
+    }
+
+    /// Backs up files of the given seeds from a folder of their own.
+    fn snapshot(&self, source: &str, seeds: &[u64]) -> String {
+        let folder = self.path(source);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("sub/deep")).unwrap();
+        for seed in seeds {
+            let place = ["", "sub", "sub/deep"][(*seed % 3) as usize];
+            fs::write(folder.join(place).join(format!("f{seed}")), noise(*seed, 150_000)).unwrap();
+        }
+        self.kopia.snapshot(&folder, &[]).unwrap().id
+    }
+
+    fn delete(&self, snapshot: &str) {
+        self.kopia.run(["snapshot", "delete", "--delete", snapshot]).unwrap();
+    }
+
+    /// Both sides find every byte of every snapshot.
+    async fn assert_sound(&self) {
+        self.kopia.verify_contents().unwrap();
+        self.kopia.verify_snapshots().unwrap();
+        let repository = self.open().await;
+        let mut damages = Vec::new();
+        let contents = VerifyContents { full: true, ..VerifyContents::default() };
+        verify::contents(&repository, &contents, &mut |damage| damages.push(format!("{damage:?}")))
+            .await
+            .unwrap();
+        let snapshots = VerifySnapshots { read_percent: 100, ..VerifySnapshots::default() };
+        verify::snapshots(&repository, &snapshots, &mut |damage| damages.push(format!("{damage:?}")))
+            .await
+            .unwrap();
+        assert!(damages.is_empty(), "{damages:#?}");
+    }
+
+    /// Bytes in packs.
+    fn pack_bytes(&self) -> u64 {
+        let all: Vec<Value> = self.kopia.json(["blob", "list", "--json"]).unwrap();
+        let is_pack = |blob: &&Value| blob["id"].as_str().is_some_and(|id| id.starts_with(['p', 'q']));
+        all.iter().filter(is_pack).map(|blob| blob["length"].as_u64().unwrap()).sum()
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_folder(&entry.path(), &target),
+            false => {
+                fs::copy(entry.path(), &target).unwrap();
+                let modified = entry.metadata().unwrap().modified().unwrap();
+                fs::File::options().write(true).open(&target).unwrap().set_modified(modified).unwrap();
+            }
+        }
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Takes maintenance over and runs all of it.
+async fn maintain(place: &Place) -> Report {
+    let repository = place.open().await;
+    let params = Params::load(repository.manifests()).await.unwrap().unwrap();
+    if params.owner != "u@h" {
+        Params { owner: "u@h".into(), ..params }.save(repository.manifests()).await.unwrap();
+        repository.flush().await.unwrap();
+    }
+    let report = maintain::run(&repository, Mode::Full, &Safety::NONE, &Options::default()).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    report
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kopia_agrees_with_our_maintenance_and_we_with_its() {
+    for version in ["1", "2", "3"] {
+        let place = Place::new(version);
+        let kept = place.snapshot("one", &[1, 2, 3]);
+        let doomed = place.snapshot("two", &[2, 3, 4, 5, 6]);
+        place.delete(&doomed);
+        let report = maintain(&place).await;
+        assert!(report.reclaimed.bytes > 400_000, "version {version}: {report}");
+        place.assert_sound().await;
+
+        let doomed = place.snapshot("three", &[3, 7, 8]);
+        place.snapshot("four", &[7, 9]);
+        place.delete(&doomed);
+        place.kopia.full_maintenance().unwrap();
+        place.assert_sound().await;
+
+        let doomed = place.snapshot("five", &[10, 11]);
+        place.delete(&doomed);
+        let report = maintain(&place).await;
+        assert!(report.reclaimed.bytes > 250_000, "version {version}: {report}");
+        place.assert_sound().await;
+        place.kopia.full_maintenance().unwrap();
+        place.assert_sound().await;
+        let target = place.path("restored");
+        place.kopia.restore(&kept, &target).unwrap();
+        assert_eq!(fs::read(target.join("sub/f1")).unwrap(), noise(1, 150_000));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kopia_reads_the_history_that_we_write() {
+    let place = Place::new("3");
+    place.snapshot("one", &[1, 2]);
+    maintain(&place).await;
+    let info: Value = place.kopia.json(["maintenance", "info", "--json"]).unwrap();
+    assert_eq!(info["owner"], "u@h");
+    let runs = &info["schedule"]["runs"];
+    for task in [Task::SnapshotGc, Task::FullDeleteBlobs, Task::AdvanceEpoch, Task::CleanupLogs] {
+        assert_eq!(runs[task.name()][0]["success"], true, "{}: {info}", task.name());
+        assert!(runs[task.name()][0]["extra"][0]["kind"].is_string(), "{}: {info}", task.name());
+    }
+    // Its own text needs to understand the statistics, too.
+    place.kopia.run(["maintenance", "info"]).unwrap();
+    place.kopia.run(["maintenance", "run", "--full"]).unwrap();
+    let repository = place.open().await;
+    let report = maintain::run(&repository, Mode::Auto, &Safety::FULL, &Options::default()).await.unwrap();
+    assert!(report.ran.is_none(), "kopia has just done it: {report}");
+    let report = maintain::run(&repository, Mode::Full, &Safety::FULL, &Options::default()).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.task(Task::SnapshotGc).unwrap().outcome, Outcome::Done);
+    place.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_much_space_is_freed_as_kopia_frees() {
+    for version in ["1", "3"] {
+        let ours = Place::new(version);
+        let mut doomed = Vec::new();
+        for number in 0..6u64 {
+            let seeds: Vec<u64> = (number * 4..number * 4 + 6).collect();
+            doomed.push(ours.snapshot(&format!("source{number}"), &seeds));
+        }
+        for snapshot in doomed.iter().step_by(2) {
+            ours.delete(snapshot);
+        }
+        let theirs = ours.copy();
+        maintain(&ours).await;
+        theirs.kopia.full_maintenance().unwrap();
+        let (we, they) = (ours.pack_bytes(), theirs.pack_bytes());
+        assert!(
+            we.abs_diff(they) * 20 <= they,
+            "version {version}: {we} bytes are left, kopia leaves {they}"
+        );
+        ours.assert_sound().await;
+    }
+}
