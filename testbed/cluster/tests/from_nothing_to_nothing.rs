@@ -1,0 +1,133 @@
+//! The whole way with real Velero: a cluster from nothing, volumes, snapshots, clones, backups and restores by both of
+//! Velero's ways, and nothing left of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{Holdings, Machine, assert_same, claim, fingerprint, pod, workload};
+use lifeboat_testbed::testing::{TestNamespace, own};
+use lifeboat_testbed::{Cluster, HOSTPATH_SNAPSHOT_CLASS};
+use std::time::Duration;
+
+/// The goal for an idle cluster with Velero.
+const MOST_IDLE_MEMORY: u64 = 2560 << 20;
+
+const VELERO_PATIENCE: Duration = Duration::from_secs(300);
+
+#[test]
+fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_nothing() {
+    let machine = Machine::look();
+    let cluster = own("round", |spec| spec.velero = true).unwrap();
+    let memory = cluster.memory().unwrap();
+    println!("idle memory: {} MiB ({} MiB as a plain sum)", memory.proportional >> 20, memory.resident >> 20);
+    assert!(memory.proportional < MOST_IDLE_MEMORY, "{} MiB", memory.proportional >> 20);
+    moved_data(&cluster);
+    data_by_files(&cluster);
+    // A block volume in use when the cluster ends.
+    let space = TestNamespace::new(&cluster, "left-running").unwrap();
+    space.apply(&workload(true)).unwrap();
+    space.wait_for_pod("writer").unwrap();
+    let holdings = Holdings::of(&cluster);
+    assert!(holdings.loops() >= 1, "the block volume has a loop device");
+    // Not to be deleted by the test: its API goes with the cluster.
+    std::mem::forget(space);
+    Cluster::down(&cluster.spec().name).unwrap();
+    holdings.assert_gone();
+    machine.assert_unchanged();
+}
+
+/// A file system volume and a block volume through snapshots, clones and Velero's data movement.
+fn moved_data(cluster: &Cluster) {
+    let space = TestNamespace::new(cluster, "moved").unwrap();
+    space.apply(&workload(true)).unwrap();
+    space.wait_for_pod("writer").unwrap();
+    let before = fingerprint(&space, "writer");
+    snapshot_and_clone(&space, &before);
+    velero_round_trip(cluster, &space, "moved", "--snapshot-move-data", &before);
+    assert_completed(cluster, "datauploads", 2);
+    assert_completed(cluster, "datadownloads", 2);
+    changed_data_is_noticed(&space, &before);
+}
+
+/// A file system volume through Velero's fs-backup.
+fn data_by_files(cluster: &Cluster) {
+    let space = TestNamespace::new(cluster, "by-files").unwrap();
+    space.apply(&workload(false)).unwrap();
+    space.wait_for_pod("writer").unwrap();
+    let before = fingerprint(&space, "writer");
+    velero_round_trip(cluster, &space, "by-files", "--default-volumes-to-fs-backup", &before);
+    assert_completed(cluster, "podvolumebackups", 1);
+    assert_completed(cluster, "podvolumerestores", 1);
+}
+
+/// Clones of both kinds of volume, from a snapshot and from the volume itself, hold the same data.
+fn snapshot_and_clone(space: &TestNamespace<'_>, before: &str) {
+    let snapshot = |name: &str, claim: &str| {
+        serde_json::json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+            "spec": {"volumeSnapshotClassName": HOSTPATH_SNAPSHOT_CLASS,
+                     "source": {"persistentVolumeClaimName": claim}},
+        })
+    };
+    let list = |items: Vec<serde_json::Value>| {
+        serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+    };
+    space.apply(&list(vec![snapshot("s-data", "data"), snapshot("s-raw", "raw")])).unwrap();
+    for name in ["s-data", "s-raw"] {
+        space.wait("volumesnapshot", name, "being ready", |s| s["status"]["readyToUse"] == true).unwrap();
+    }
+    for (suffix, source) in [("of-snapshot", ["s-data", "s-raw"]), ("of-volume", ["data", "raw"])] {
+        let kind = if suffix == "of-snapshot" { "VolumeSnapshot" } else { "PersistentVolumeClaim" };
+        let (data, raw) = (format!("data-{suffix}"), format!("raw-{suffix}"));
+        space
+            .apply(&list(vec![
+                claim(&data, "Filesystem", "256Mi", Some((kind, source[0]))),
+                claim(&raw, "Block", "32Mi", Some((kind, source[1]))),
+                pod(suffix, "sleep 86400", &data, Some(&raw)),
+            ]))
+            .unwrap();
+        space.wait_for_pod(suffix).unwrap();
+        assert_same(before, &fingerprint(space, suffix));
+        space.kubectl(["delete", "pod", suffix, "--wait=true"]).unwrap();
+        space.kubectl(["delete", "pvc", &data, &raw]).unwrap();
+    }
+    space.kubectl(["delete", "volumesnapshot", "s-data", "s-raw"]).unwrap();
+}
+
+/// Backs the namespace up, deletes it, restores it, and finds everything as it was.
+fn velero_round_trip(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, how: &str, before: &str) {
+    let kubectl = cluster.kubectl();
+    let backup = ["backup", "create", name, "--include-namespaces", space.name(), how, "--wait"];
+    cluster.run_velero(VELERO_PATIENCE, backup).unwrap();
+    assert_phase(cluster, "backup.velero.io", name);
+    kubectl.run_within(VELERO_PATIENCE, ["delete", "namespace", space.name(), "--wait=true"]).unwrap();
+    let restore = format!("{name}-restored");
+    cluster
+        .run_velero(VELERO_PATIENCE, ["restore", "create", &restore, "--from-backup", name, "--wait"])
+        .unwrap();
+    assert_phase(cluster, "restore.velero.io", &restore);
+    space.wait_for_pod("writer").unwrap();
+    assert_same(before, &fingerprint(space, "writer"));
+}
+
+fn assert_phase(cluster: &Cluster, kind: &str, name: &str) {
+    let object = cluster.kubectl().get(["-n", "velero", kind, name]).unwrap();
+    assert_eq!(object["status"]["phase"], "Completed", "{kind} {name}: {:#}", object["status"]);
+}
+
+/// The data went the way that was asked for.
+fn assert_completed(cluster: &Cluster, kind: &str, count: usize) {
+    let list = cluster.kubectl().get(["-n", "velero", kind]).unwrap();
+    let items = list["items"].as_array().unwrap();
+    assert_eq!(items.len(), count, "{kind}: {list:#}");
+    assert!(items.iter().all(|item| item["status"]["phase"] == "Completed"), "{kind}: {list:#}");
+}
+
+/// The control of the comparison: it sees a changed byte and a changed mode.
+fn changed_data_is_noticed(space: &TestNamespace<'_>, before: &str) {
+    space.shell("writer", "c", "echo x >> /data/small/0/0").unwrap();
+    let changed = fingerprint(space, "writer");
+    assert_ne!(before, changed);
+    space.shell("writer", "c", "chmod 711 /data/empty").unwrap();
+    assert_ne!(changed, fingerprint(space, "writer"));
+}

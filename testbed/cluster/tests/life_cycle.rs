@@ -1,0 +1,130 @@
+//! Clusters come and go: side by side, after a killed start, with a node lost and back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{Holdings, Machine, folder_of};
+use lifeboat_testbed::testing::{condition, own, wait_for_object};
+use lifeboat_testbed::{Cluster, ClusterName, Error, Spec};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[test]
+fn two_clusters_at_the_same_time_do_not_see_each_other_and_leave_nothing() {
+    let machine = Machine::look();
+    let [left, right] = thread::scope(|scope| {
+        let start = |name| scope.spawn(move || own(name, |_| {}).unwrap());
+        [start("left"), start("right")].map(|starting| starting.join().unwrap())
+    });
+    left.kubectl().run(["create", "namespace", "only-left"]).unwrap();
+    assert!(left.kubectl().run(["get", "namespace", "only-left"]).is_ok());
+    let other = right.kubectl().run(["get", "namespace", "only-left"]).unwrap_err();
+    assert!(other.to_string().contains("not found"), "{other}");
+    assert_ne!(left.object_store().secret_key, right.object_store().secret_key);
+    // The kubeconfig opens everything.
+    let mode = fs::metadata(left.layout().kubeconfig()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let holdings = [Holdings::of(&left), Holdings::of(&right)];
+    Cluster::down(&left.spec().name).unwrap();
+    holdings[0].assert_gone();
+    assert!(right.kubectl().run(["get", "--raw", "/readyz"]).is_ok(), "the other one goes on");
+    Cluster::down(&right.spec().name).unwrap();
+    holdings[1].assert_gone();
+    machine.assert_unchanged();
+}
+
+#[test]
+fn a_start_whose_process_was_killed_half_way_is_cleared_away_by_the_next() {
+    let name = ClusterName::new(&format!("killed-{}", std::process::id())).unwrap();
+    let mut start = Command::new(env!("CARGO_BIN_EXE_lifeboat-testbed"))
+        .args(["cluster", "up", "--name", name.as_str()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Far enough for processes of all kinds to run, not far enough to be complete.
+    let log = folder_of(&name).join("nodes/node1/log/containerd.log");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !log.exists() {
+        assert!(Instant::now() < deadline, "the start got nowhere");
+        thread::sleep(Duration::from_millis(10));
+    }
+    start.kill().unwrap();
+    start.wait().unwrap();
+    assert!(Cluster::open(&name).is_err(), "half a cluster is no cluster");
+
+    let spec = Spec::new(name.clone());
+    let cluster = Cluster::up(&spec, &|_, _| {}).unwrap();
+    assert!(cluster.kubectl().run(["get", "--raw", "/readyz"]).is_ok());
+    let first = cluster.node(1).unwrap().pid();
+    let again = Cluster::up(&spec, &|_, _| {}).unwrap();
+    assert_eq!(again.node(1).unwrap().pid(), first, "a complete cluster is found, not started anew");
+    let other = Spec { nodes: 2, ..spec };
+    assert!(matches!(Cluster::up(&other, &|_, _| {}), Err(Error::Invalid(_))), "other settings are refused");
+    let holdings = Holdings::of(&cluster);
+    Cluster::down(&name).unwrap();
+    holdings.assert_gone();
+    Cluster::down(&name).unwrap();
+}
+
+#[test]
+fn a_cluster_goes_with_the_process_that_owns_it() {
+    let name = ClusterName::new(&format!("owned-{}", std::process::id())).unwrap();
+    let spec = Spec::new(name.clone());
+    let cluster = Cluster::up(&spec, &|_, _| {}).unwrap();
+    let holdings = Holdings::of(&cluster);
+    let mut owner = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut guard = Command::new(env!("CARGO_BIN_EXE_lifeboat-testbed-node"))
+        .args(["guard", &owner.id().to_string(), name.as_str()])
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(Cluster::open(&name).is_ok(), "the owner lives");
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    assert!(guard.wait().unwrap().success());
+    holdings.assert_gone();
+}
+
+#[test]
+fn pods_run_on_every_node_and_a_lost_node_comes_back() {
+    let cluster = own("nodes", |spec| spec.nodes = 2).unwrap();
+    let kubectl = cluster.kubectl();
+    let pod = |name: &str, node: &str, line: &str| {
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 1, "containers": [
+                {"name": "c", "image": lifeboat_testbed::BUSYBOX, "command": ["sh", "-c", line]}]},
+        })
+    };
+    let service = serde_json::json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "greeter"},
+        "spec": {"selector": {"app": "greeter"}, "ports": [{"port": 80}]},
+    });
+    let serve = "mkdir /www; echo hello from the other node > /www/index.html; httpd -f -p 80 -h /www";
+    let items = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": [
+        pod("greeter", "node2", serve), pod("caller", "node1", "sleep 86400"), service]});
+    kubectl.apply(&items.to_string()).unwrap();
+    let wait = |kind: &str, name: &str, what: &str, holds: &dyn Fn(&serde_json::Value) -> bool| {
+        wait_for_object(&kubectl, "default", Duration::from_secs(120), (kind, name), what, holds).unwrap();
+    };
+    for name in ["greeter", "caller"] {
+        wait("pod", name, "being ready", &|pod| condition(pod, "Ready"));
+    }
+    let ask =
+        ["exec", "caller", "--", "wget", "-T", "20", "-qO-", "http://greeter.default.svc.cluster.local"];
+    let answer = kubectl.text(ask).unwrap();
+    assert_eq!(answer.trim(), "hello from the other node");
+
+    cluster.lose_node(2).unwrap();
+    wait("node", "node2", "not being ready", &|node| !condition(node, "Ready"));
+    assert!(matches!(cluster.lose_node(1), Err(Error::Invalid(_))), "the control plane is not to be lost");
+    cluster.return_node(2).unwrap();
+    wait("node", "node2", "being ready again", &|node| condition(node, "Ready"));
+    let holdings = Holdings::of(&cluster);
+    Cluster::down(&cluster.spec().name).unwrap();
+    holdings.assert_gone();
+}
