@@ -12,6 +12,9 @@ use zstd::zstd_safe::{
 
 const ZSTD: &str = "zstd data";
 
+/// What a second attempt has room for at least, even if the stream declared that it holds nothing.
+const MIN_GROWTH: usize = 64 << 10;
+
 thread_local! {
     static COMPRESSION: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
     static DECOMPRESSION: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
@@ -44,7 +47,8 @@ pub(super) fn decompress(stream: &[u8], limit: usize) -> Result<Vec<u8>> {
         // No size, or no valid header, which decoding reports.
         Ok(None) | Err(_) => None,
     };
-    // Kopia's encoder leaves the size out of larger frames: then try with growing buffers.
+    // Kopia's encoder leaves the size out of larger frames, and the size of the first frame need not be all: try with
+    // growing buffers.
     let mut capacity = declared.unwrap_or_else(|| first_guess(stream.len(), limit));
     loop {
         let mut out = Vec::with_capacity(capacity);
@@ -53,7 +57,7 @@ pub(super) fn decompress(stream: &[u8], limit: usize) -> Result<Vec<u8>> {
             Ok(_) if out.len() <= limit => return Ok(out),
             Ok(_) => return Err(Error::TooLarge { what: ZSTD, limit }),
             Err(code) if is_too_small(code) && capacity < limit => {
-                capacity = capacity.saturating_mul(4).min(limit);
+                capacity = capacity.saturating_mul(4).max(MIN_GROWTH).min(limit);
             }
             Err(code) if is_too_small(code) => return Err(Error::TooLarge { what: ZSTD, limit }),
             Err(code) => return Err(Error::corrupt(ZSTD, get_error_name(code))),
