@@ -49,10 +49,13 @@ async fn a_deleted_snapshot_is_freed_after_the_required_cycles_and_never_earlier
                 // Contents are younger than a day, then they are marked, then another run confirms that.
                 0 => assert_eq!((alive, known), (all, all)),
                 1 | 2 => {
-                    assert!(alive < all && known == all, "version {version}, day {day}: {alive} of {known}")
+                    assert!(alive < all && known == all, "version {version}, day {day}: {alive} of {known}");
                 }
                 _ => {
-                    assert!(alive == known && known < all, "version {version}, day {day}: {alive} of {known}")
+                    assert!(
+                        alive == known && known < all,
+                        "version {version}, day {day}: {alive} of {known}"
+                    );
                 }
             }
             if known == all {
