@@ -30,7 +30,7 @@ enum Task {
     /// Start, use and end real Kubernetes clusters for tests.
     Cluster(cluster::Args),
     /// Make container images without a registry, and load them into a cluster.
-    Image(cluster::Args),
+    Image(cluster::ImageArgs),
 }
 
 fn main() -> Result<()> {
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
         Task::Tools(args) => tools::main(&args),
         Task::Test(args) => test::main(&args),
         Task::Fuzz(args) => fuzz::main(&args),
-        Task::Cluster(args) => cluster::main("cluster", &args),
-        Task::Image(args) => cluster::main("image", &args),
+        Task::Cluster(args) => cluster::main(&args),
+        Task::Image(args) => cluster::image(&args),
     }
 }
