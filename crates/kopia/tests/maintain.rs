@@ -439,3 +439,39 @@ async fn months_of_writing_leave_a_small_index() {
         assert_whole(&world.open().await, &expected).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_is_freed_before_anything_is_written() {
+    let world = World::new();
+    let repository = world.create(3).await;
+    let kept = files(&[("a", 1, 100_000)]);
+    let doomed = take_snapshot(&repository, &files(&[("b", 2, 900_000)])).await;
+    delete_snapshot(&repository, &doomed).await;
+    let expected = BTreeMap::from([(take_snapshot(&repository, &kept).await, kept)]);
+    // What a writer left that was killed before it could publish it.
+    let orphan = format!("p{}-s0000000000000000122", "7".repeat(32));
+    world.store.put(&id(&orphan), vec![1; 500_000].into(), &PutOptions::default()).await.unwrap();
+    world.clock.advance(hours(30));
+    take_snapshot(&repository, &files(&[("z", 99, 10)])).await;
+
+    let store = Fault::new(world.store.clone());
+    let no_room = Action::FailBefore(lifeboat_blobs::ErrorKind::Full);
+    store.control().plan(Rule::on(Operation::Put).times(u64::MAX).action(no_room));
+    let ours = Repository::open(world.options_on(Arc::new(store))).await.unwrap();
+    let is_full = |outcome: maintain::Result<maintain::Report>| match outcome {
+        Err(Error::Repository(lifeboat_kopia::Error::Storage(error))) => {
+            error.kind() == lifeboat_blobs::ErrorKind::Full
+        }
+        _ => false,
+    };
+    assert!(is_full(maintain::run(&ours, Mode::Full, &Safety::FULL, &Options::default()).await));
+    assert!(world.names("p").await.contains(&orphan), "without being asked to, it writes first");
+    let options = Options { free_first: true, ..Options::default() };
+    assert!(is_full(maintain::run(&ours, Mode::Full, &Safety::FULL, &options).await));
+    assert!(!world.names("p").await.contains(&orphan));
+    let reopened = world.open().await;
+    for (id, files) in &expected {
+        assert!(restore(&reopened, id).await == *files);
+    }
+    assert_sound(&reopened).await;
+}

@@ -24,8 +24,10 @@ pub(super) struct Ledger {
     max_skew: SignedDuration,
     us: String,
     schedule: Schedule,
-    /// The schedule as text, as we wrote it; `None` as long as we have not.
-    written: Option<Vec<u8>>,
+    /// The schedule as text, as it is in the store if nobody else changes it.
+    known: Vec<u8>,
+    /// Whether we have written it.
+    written: bool,
 }
 
 impl Ledger {
@@ -33,10 +35,11 @@ impl Ledger {
     pub(super) async fn open(repository: &Repository, max_skew: SignedDuration) -> Result<Self> {
         let (store, format) = (repository.store().clone(), repository.format().await);
         let schedule = Schedule::load(&*store, &format).await?;
+        let known = encode(&schedule)?;
         let environment = repository.environment().clone();
         let identity = repository.identity();
         let us = format!("{}@{}", identity.username, identity.hostname);
-        Ok(Ledger { store, format, environment, max_skew, us, schedule, written: None })
+        Ok(Ledger { store, format, environment, max_skew, us, schedule, known, written: false })
     }
 
     /// What is scheduled, and what ran.
@@ -87,20 +90,23 @@ impl Ledger {
     }
 
     /// Fails unless it is still safe to delete: maintenance is still ours, nobody else is at it, and the clocks agree.
-    /// Everything is read from the store, as it is now.
+    /// Everything is read from the store, as it is now. Before the run has written anything (see
+    /// [`Options::free_first`](super::Options::free_first)) the clocks cannot be compared, and nobody goes by them.
     pub(super) async fn fence(&mut self, repository: &Repository) -> Result<()> {
         repository.contents().refresh().await?;
         repository.manifests().reload().await?;
         let params = Params::load(repository.manifests()).await?.unwrap_or_default();
         self.check_owner(&params)?;
         self.check_unchanged().await?;
-        self.write().await.map(drop)
+        if self.written {
+            self.write().await?;
+        }
+        Ok(())
     }
 
     async fn check_unchanged(&self) -> Result<()> {
-        let Some(written) = &self.written else { return Ok(()) };
         let found = Schedule::load(&*self.store, &self.format).await?;
-        match encode(&found)? == *written {
+        match encode(&found)? == self.known {
             true => Ok(()),
             false => Err(Error::Contended),
         }
@@ -118,7 +124,7 @@ impl Ledger {
         if written.duration_since(nearest).abs() > self.max_skew {
             return Err(Error::ClockSkew { local: nearest, store: written, limit: self.max_skew });
         }
-        self.written = Some(encode(&self.schedule)?);
+        (self.known, self.written) = (encode(&self.schedule)?, true);
         Ok(written)
     }
 }

@@ -73,11 +73,20 @@ pub struct Options {
     pub parallel: usize,
     /// At most so many bytes of each kind of pack are rewritten; the rest is left to later runs.
     pub rewrite_bytes: u64,
+    /// For a store that is full: what nothing names any more is deleted before anything is written. Its age is
+    /// judged by the newest blob in the store, since only a write would tell the store's time.
+    pub free_first: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { dry_run: false, scratch_folder: None, parallel: 8, rewrite_bytes: u64::MAX }
+        Options {
+            dry_run: false,
+            scratch_folder: None,
+            parallel: 8,
+            rewrite_bytes: u64::MAX,
+            free_first: false,
+        }
     }
 }
 
@@ -92,10 +101,12 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
     if repository.access() == Access::ReadOnly && !options.dry_run {
         return Err(crate::Error::ReadOnly { action: "maintain the repository" }.into());
     }
-    repository.flush().await?;
+    if !options.dry_run && !options.free_first {
+        repository.flush().await?;
+    }
     repository.refresh().await?;
     let params = Params::load(repository.manifests()).await?.unwrap_or_default();
-    let mut ledger = Ledger::open(repository, safety.max_clock_skew).await?;
+    let ledger = Ledger::open(repository, safety.max_clock_skew).await?;
     ledger.check_owner(&params)?;
     let extent = match mode {
         Mode::Auto => ledger.due(&params),
@@ -108,10 +119,6 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
         return Ok(report);
     };
     report.ran = Some(extent);
-    let start = match options.dry_run {
-        true => repository.environment().clock.now(),
-        false => ledger.start(extent, &params).await?,
-    };
     let folder = options.scratch_folder.clone().unwrap_or_else(std::env::temp_dir);
     let mut session = Session {
         repository: repository.clone(),
@@ -120,10 +127,17 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
         params,
         format: repository.format().await,
         ledger,
-        start,
+        start: repository.environment().clock.now(),
         scratch: Scratch { folder, budget: repository.budget().clone() },
         report,
     };
+    if options.free_first && !options.dry_run {
+        session.free_first().await?;
+        repository.flush().await?;
+    }
+    if !options.dry_run {
+        session.start = session.ledger.start(extent, &session.params).await?;
+    }
     session.refresh().await?;
     match extent {
         Extent::Full => session.full().await?,
@@ -183,6 +197,27 @@ impl Session {
         if !self.options.dry_run && self.repository.manifests().compact_if_needed().await? {
             self.repository.flush().await?;
         }
+        Ok(())
+    }
+
+    /// Deletes what can be deleted without writing. It is not entered into the schedule; the tasks that run later in
+    /// their order are.
+    async fn free_first(&mut self) -> Result<()> {
+        self.start = self.newest_blob().await?;
+        let rewrites = [Task::FullRewriteContents, Task::QuickRewriteContents];
+        let delay = self.safety.rewrite_to_deletion_delay;
+        let from =
+            last_success(self.ledger.schedule(), &rewrites).and_then(|end| end.checked_add(delay).ok());
+        if from.is_none_or(|from| self.start >= from) {
+            self.delete_blobs(&packs::ALL_KINDS).await?;
+        }
+        let repository = self.repository.clone();
+        if let IndexBlobs::Epochs(index) = repository.contents().index_blobs() {
+            self.delete_superseded(index).await?;
+        }
+        self.cleanup_logs().await?;
+        // The run that follows finds out what is left to wait for.
+        self.report.pending.clear();
         Ok(())
     }
 

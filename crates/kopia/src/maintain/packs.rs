@@ -113,6 +113,12 @@ impl Session {
         Done::with(&stats, format!("unused blobs deleted: {deleted}, kept back: {}", survey.retained))
     }
 
+    /// The time of the newest blob: the store's clock is at least there.
+    pub(super) async fn newest_blob(&self) -> Result<Timestamp> {
+        let times = self.repository.store().list("").map_ok(|blob| blob.modified);
+        Ok(times.try_fold(Timestamp::MIN, |newest, time| async move { Ok(newest.max(time)) }).await?)
+    }
+
     fn list_parallelism(&self) -> usize {
         usize::try_from(self.params.list_parallelism).ok().filter(|count| *count > 0).unwrap_or(PARALLEL)
     }

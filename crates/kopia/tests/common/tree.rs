@@ -1,4 +1,5 @@
 //! A plain uploader and a plain reader of trees: just enough to cross contents and objects with kopia.
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 use lifeboat_index::Prefix;
 use lifeboat_kopia::object::{ObjectId, WriterOptions};
