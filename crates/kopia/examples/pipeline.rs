@@ -150,6 +150,23 @@ async fn main() {
         repository.flush().await.unwrap();
     }
 
+    for size in [256, 2048, 16_384] {
+        let repository = repository().await;
+        let (objects, data, options) = (repository.objects().clone(), data.clone(), options.clone());
+        tokio::task::spawn_blocking(move || {
+            let small: Vec<&[u8]> = data.chunks_exact(size).take(200_000).collect();
+            let (time, ()) = seconds(|| {
+                for batch in small.chunks(64) {
+                    objects.write_many(batch, &options).unwrap();
+                }
+            });
+            println!("small objects of {size} bytes: {:.0} per second", small.len() as f64 / time);
+        })
+        .await
+        .unwrap();
+        repository.flush().await.unwrap();
+    }
+
     let repository = repository().await;
     let writer = Arc::new(repository.objects().region_writer(options));
     let next = Arc::new(AtomicUsize::new(0));

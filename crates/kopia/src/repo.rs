@@ -2,6 +2,7 @@
 
 use crate::content::{
     ClientIdentity, ContentFormat, ContentOptions, ContentRange, ContentStore, ContentToWrite, IndexBlobs,
+    WritePermission,
 };
 use crate::epoch::EpochIndex;
 use crate::format::{CreateOptions, Format, Password};
@@ -43,7 +44,8 @@ pub enum Access {
 /// What it takes to open a repository.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// Where it is.
+    /// Where it is. For remote stores, wrap it in [`Cached`](lifeboat_blobs::wrap::Cached) to keep packs with
+    /// metadata (names that start with `q`) on this machine.
     pub store: Arc<dyn BlobStore>,
     /// Its password.
     pub password: Password,
@@ -106,7 +108,7 @@ pub struct Repository {
 #[derive(Debug)]
 struct Shared {
     store: Arc<dyn BlobStore>,
-    format: RwLock<Arc<Format>>,
+    format: Arc<CurrentFormat>,
     options: OpenOptions,
     contents: ContentStore,
     objects: Objects,
@@ -159,42 +161,19 @@ impl Repository {
             Access::ReadOnly => Arc::new(ReadOnly::new(options.store.clone())),
             Access::ReadWrite => options.store.clone(),
         };
-        let environment = options.environment.clone();
-        let sealer = Arc::new(sealer(&format, &environment)?);
-        let repository = format.repository();
-        let index = match repository.epochs() {
-            Some(parameters) => IndexBlobs::Epochs(EpochIndex::new(
-                store.clone(),
-                environment.clock.clone(),
-                parameters.clone(),
-            )),
-            None => IndexBlobs::Legacy(LegacyIndex::new(store.clone(), sealer.clone())),
-        };
-        let cache_folder = options
-            .cache_folder
-            .as_ref()
-            .map(|folder| folder.join(hex::encode(format.unique_id())).join("index"));
-        let contents = ContentStore::open(ContentOptions {
+        let current = Arc::new(CurrentFormat {
             store: store.clone(),
-            sealer,
-            environment: environment.clone(),
-            format: content_format(&format)?,
-            index,
-            identity: options.identity.clone(),
-            read_only: options.access == Access::ReadOnly,
-            cache_folder,
-            budget: options.budget.clone(),
-            parallel_puts: options.parallel_puts,
-            metadata_cache_bytes: options.metadata_cache_bytes,
-            runtime: options.runtime.clone(),
-        })
-        .await?;
-        let splitter = SplitterAlgorithm::from_name(repository.splitter())?;
+            environment: options.environment.clone(),
+            upgrade_owner: options.upgrade_owner.clone(),
+            format: RwLock::new(Arc::new(format)),
+        });
+        let contents = open_contents(&options, store.clone(), &current).await?;
+        let splitter = SplitterAlgorithm::from_name(current.get().await.repository().splitter())?;
         let objects =
             Objects::new(contents.clone(), splitter, options.budget.clone(), options.runtime.clone());
-        let manifests = ManifestStore::new(Arc::new(contents.clone()), environment);
-        let format = RwLock::new(Arc::new(format));
-        Ok(Repository { shared: Arc::new(Shared { store, format, options, contents, objects, manifests }) })
+        let manifests = ManifestStore::new(Arc::new(contents.clone()), options.environment.clone());
+        let shared = Shared { store, format: current, options, contents, objects, manifests };
+        Ok(Repository { shared: Arc::new(shared) })
     }
 
     /// The blobs.
@@ -204,7 +183,7 @@ impl Repository {
 
     /// The format, as last read.
     pub async fn format(&self) -> Arc<Format> {
-        self.shared.format.read().await.clone()
+        self.shared.format.get().await
     }
 
     /// The contents.
@@ -266,12 +245,7 @@ impl Repository {
     /// Reads again what others may have changed: the format (with its checks for upgrades and features), the
     /// index, the manifests.
     pub async fn refresh(&self) -> Result<()> {
-        let options = &self.shared.options;
-        let current = self.format().await;
-        let format = current
-            .refresh(&*self.shared.store, &options.environment, options.upgrade_owner.as_deref())
-            .await?;
-        *self.shared.format.write().await = Arc::new(format);
+        self.shared.format.refresh().await?;
         self.shared.contents.refresh().await?;
         self.shared.manifests.reload().await
     }
@@ -280,6 +254,73 @@ impl Repository {
     pub async fn close(self) -> Result<()> {
         self.flush().await
     }
+}
+
+/// The format as last read, and what it takes to read it again.
+#[derive(Debug)]
+struct CurrentFormat {
+    store: Arc<dyn BlobStore>,
+    environment: Environment,
+    upgrade_owner: Option<String>,
+    format: RwLock<Arc<Format>>,
+}
+
+impl CurrentFormat {
+    async fn get(&self) -> Arc<Format> {
+        self.format.read().await.clone()
+    }
+
+    /// Reads the format again, with all its checks. Parameters that changed take effect at the next opening.
+    async fn refresh(&self) -> Result<()> {
+        let owner = self.upgrade_owner.as_deref();
+        let fresh = self.get().await.refresh(&*self.store, &self.environment, owner).await?;
+        *self.format.write().await = Arc::new(fresh);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl WritePermission for CurrentFormat {
+    async fn check(&self) -> Result<()> {
+        self.refresh().await
+    }
+}
+
+async fn open_contents(
+    options: &OpenOptions,
+    store: Arc<dyn BlobStore>,
+    current: &Arc<CurrentFormat>,
+) -> Result<ContentStore> {
+    let format = current.get().await;
+    let environment = options.environment.clone();
+    let sealer = Arc::new(sealer(&format, &environment)?);
+    let index = match format.repository().epochs() {
+        Some(parameters) => {
+            let clock = environment.clock.clone();
+            IndexBlobs::Epochs(EpochIndex::new(store.clone(), clock, parameters.clone()))
+        }
+        None => IndexBlobs::Legacy(LegacyIndex::new(store.clone(), sealer.clone())),
+    };
+    let folder = |cache: &PathBuf| cache.join(hex::encode(format.unique_id())).join("index");
+    let write_permission: Option<Arc<dyn WritePermission>> = match options.access {
+        Access::ReadOnly => None,
+        Access::ReadWrite => Some(current.clone()),
+    };
+    ContentStore::open(ContentOptions {
+        store,
+        sealer,
+        environment,
+        format: content_format(&format)?,
+        index,
+        identity: options.identity.clone(),
+        write_permission,
+        cache_folder: options.cache_folder.as_ref().map(folder),
+        budget: options.budget.clone(),
+        parallel_puts: options.parallel_puts,
+        metadata_cache_bytes: options.metadata_cache_bytes,
+        runtime: options.runtime.clone(),
+    })
+    .await
 }
 
 fn check_algorithms(create: &CreateOptions) -> Result<()> {

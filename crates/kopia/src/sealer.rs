@@ -210,3 +210,80 @@ impl Sealer {
 pub(crate) fn seal_id(hash: &[u8]) -> &[u8] {
     &hash[hash.len().saturating_sub(ID_LEN)..]
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Counts up from zero: the nonce of the published example.
+    #[derive(Debug)]
+    struct Counting;
+
+    impl crate::Random for Counting {
+        fn fill(&self, out: &mut [u8]) -> Result<()> {
+            out.iter_mut().zip(0..).for_each(|(byte, value)| *byte = value);
+            Ok(())
+        }
+    }
+
+    fn sealer(hash: HashAlgorithm, ecc_overhead_percent: Option<u32>) -> Sealer {
+        let environment = Environment { random: Arc::new(Counting), ..Environment::default() };
+        let (secret, master): (Vec<u8>, Vec<u8>) = ((0..0x20).collect(), (0x20..0x40).collect());
+        let keys = SealerKeys {
+            hash,
+            hash_secret: &secret,
+            cipher: CipherAlgorithm::Aes256Gcm,
+            master_key: &master,
+            ecc_overhead_percent,
+        };
+        Sealer::new(&keys, &environment).unwrap()
+    }
+
+    #[test]
+    fn the_published_content_is_named_sealed_and_opened() {
+        let sealer = sealer(HashAlgorithm::Blake2b256_128, None);
+        let id = sealer.content_id(Prefix::NONE, &sealer.hash(b"hello")).unwrap();
+        assert_eq!(id.to_string(), "bc2cf927f9ed52cc29116e6a5cfdbdf9");
+        let sealed = sealer.seal_with_id(seal_id(id.hash()), b"hello").unwrap();
+        let stored = "000102030405060708090a0b5211e421252f37c28a5aad463af16818748887901a";
+        assert_eq!(hex::encode(&sealed), stored);
+        assert_eq!(&sealer.open_content(&id, 0, 5, &sealed).unwrap()[..], b"hello");
+        assert!(sealer.open_content(&id, 0, 6, &sealed).is_err(), "the index must know the length");
+        assert!(sealer.open_content(&id, 0x1101, 5, &sealed).is_err(), "and the compression");
+        let other = "bc2cf927f9ed52cc29116e6a5cfdbdf8".parse().unwrap();
+        assert!(sealer.open_content(&other, 0, 5, &sealed).is_err(), "no content stands in for another");
+    }
+
+    #[test]
+    fn long_hashes_seal_with_their_last_bytes_and_blobs_with_those_of_their_name() {
+        for hash in [HashAlgorithm::HmacSha256, HashAlgorithm::HmacSha224, HashAlgorithm::Blake2s128] {
+            let sealer = sealer(hash, None);
+            let blob = sealer.seal_blob(b"an index").unwrap();
+            let name = blob.name("xn7_", Some("s1-c1"));
+            assert_eq!(&sealer.open_blob(&name, blob.bytes()).unwrap()[..], b"an index");
+            let renamed = name.replace("xn7_", "xs9_");
+            assert!(sealer.open_blob(&renamed, blob.bytes()).is_ok(), "the epoch is not part of the key");
+            for bad in ["xn7_", "xn7_00-s1-c1", "n\u{e9}", ""] {
+                assert!(
+                    matches!(sealer.open_blob(bad, blob.bytes()), Err(Error::DamagedBlob { .. })),
+                    "{bad}"
+                );
+            }
+            let cut = &blob.bytes()[..blob.bytes().len() - 1];
+            assert!(matches!(sealer.open_blob(&name, cut), Err(Error::DamagedBlob { .. })));
+        }
+    }
+
+    #[test]
+    fn error_correction_repairs_what_was_sealed() {
+        let sealer = sealer(HashAlgorithm::Blake2b256_128, Some(10));
+        assert_eq!(sealer.sealed_len(5), None);
+        let blob = sealer.seal_blob(&[7; 5000]).unwrap();
+        let name = blob.name("n", None);
+        let mut damaged = blob.bytes().to_vec();
+        damaged[100] ^= 0xff;
+        assert_eq!(&sealer.open_blob(&name, &damaged).unwrap()[..], &[7; 5000][..]);
+    }
+}

@@ -198,3 +198,26 @@ async fn many_threads_write_while_others_flush() {
     );
     assert!(names(&store, "s").await.is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn opening_an_unchanged_repository_reads_one_listing_and_no_index() {
+    let store = MemoryStore::new();
+    let repository = create(Arc::new(store.clone())).await;
+    for round in 0..3 {
+        write(repository.contents(), noise(round, 1000), Prefix::NONE, None).await;
+        repository.flush().await.unwrap();
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        let fault = lifeboat_blobs::wrap::Fault::new(store.clone());
+        let control = fault.control();
+        let mut options = options(Arc::new(fault));
+        options.cache_folder = Some(cache.path().to_path_buf());
+        let opened = Repository::open(options).await.unwrap();
+        calls = control.log().into_iter().map(|call| format!("{} {}", call.operation, call.blob)).collect();
+        assert_eq!(opened.contents().snapshot().count().unwrap(), 4);
+    }
+    calls.sort();
+    assert_eq!(calls, ["list x", "read kopia.blobcfg", "read kopia.repository"]);
+}

@@ -15,6 +15,8 @@ use lifeboat_blobs::{
 use lifeboat_index::Prefix;
 use lifeboat_kopia::content::{ContentStore, ContentToWrite, IndexBlobs};
 use lifeboat_kopia::epoch::names;
+use lifeboat_kopia::format::UpgradeLock;
+use lifeboat_kopia::gojson::GoTime;
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use lifeboat_kopia::{Clock, Error};
 use parking_lot::Mutex;
@@ -221,4 +223,29 @@ async fn long_runs_publish_and_look_again_by_themselves() {
     write(repository.contents(), 3).await;
     assert_eq!(repository.contents().totals().packed_bytes, packed, "what others wrote is found");
     assert!(repository.contents().snapshot().count().unwrap() > known);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_that_is_locked_for_an_upgrade_is_left_alone_during_long_runs() {
+    let store = MemoryStore::new();
+    let mut options = hooked(&store, |_| ()).await;
+    let clock = Arc::new(HandClock(Mutex::new(Timestamp::now())));
+    options.environment.clock = clock.clone();
+    let repository = Repository::open(options).await.unwrap();
+    write(repository.contents(), 1).await;
+    let lock =
+        UpgradeLock { owner_id: "somebody".into(), creation_time: GoTime(clock.now()), ..Default::default() };
+    let mut format = (*repository.format().await).clone();
+    let environment = repository.environment().clone();
+    format.set_parameters(&store, &environment, |format, _| format.upgrade_lock = Some(lock)).await.unwrap();
+    clock.advance(SignedDuration::from_mins(16));
+    let contents = repository.contents().clone();
+    let refused = worker(move || {
+        contents.write(&ContentToWrite { data: b"late", prefix: Prefix::NONE, compression: None })
+    })
+    .await;
+    assert!(
+        matches!(&refused, Err(Error::UpgradeInProgress { owner, .. }) if owner == "somebody"),
+        "{refused:?}"
+    );
 }

@@ -85,6 +85,22 @@ async fn objects_of_all_sizes_come_back_and_do_not_depend_on_how_they_were_hande
                 "{len} by {step}"
             );
         }
+        let read = {
+            let (objects, data) = (objects.clone(), data.clone());
+            worker(move || {
+                let mut writer = objects.writer(WriterOptions::default());
+                let mut rest = data.as_slice();
+                while !rest.is_empty() {
+                    let count = std::io::Read::read(&mut rest, writer.space()).unwrap();
+                    writer.advance(count).unwrap();
+                }
+                let room = writer.space().len();
+                assert!(matches!(writer.advance(room + 1), Err(Error::Invalid(_))));
+                writer.finish().unwrap()
+            })
+            .await
+        };
+        assert_eq!(read, id, "{len} read into the writer's own space");
         assert_eq!(id.levels(), u8::from(ObjectLayout::load(objects, id).await.unwrap().entries().len() > 1));
         assert_reads(objects, id, &data).await;
     }

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, PutOptions};
 use lifeboat_index::{
-    Catalog, ContentId, IndexBlobName, IndexEntry, IndexSource, IndexVersion, LoadError, Snapshot, codec,
+    Catalog, IndexBlobName, IndexEntry, IndexSource, IndexVersion, LoadError, Snapshot, codec,
 };
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,15 +107,18 @@ impl CommittedIndex {
         self.current.read().0.clone()
     }
 
-    /// The entry of a content. For worker threads: a local file that turns out to be damaged is built again.
-    pub(super) fn get_blocking(&self, id: &ContentId) -> Result<Option<IndexEntry>> {
-        match self.snapshot().get(id) {
+    /// Asks the index something. For worker threads: a local file that turns out to be damaged is built again.
+    pub(super) fn ask<T>(
+        &self,
+        question: impl Fn(&Snapshot) -> std::result::Result<T, lifeboat_index::Error>,
+    ) -> Result<T> {
+        match question(&self.snapshot()) {
             Err(error) if error.is_damaged_cache() => {
                 tracing::warn!(%error, "loading the index again");
                 self.runtime.block_on(self.refresh())?;
-                Ok(self.snapshot().get(id)?)
+                Ok(question(&self.snapshot())?)
             }
-            found => Ok(found?),
+            answer => Ok(answer?),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::sealer::Sealer;
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::IndexSource;
-use lifeboat_primitives::aead::StreamDecryptor;
+use lifeboat_primitives::aead::{StreamDecryptor, StreamVerifier};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 const IN_MEMORY: u64 = 4 << 20;
 /// Larger ones are fetched in ranges of this size.
 const RANGE: u64 = 4 << 20;
+/// And in ranges of this size where memory is short.
+const SHORT_RANGE: u64 = 256 << 10;
 
 /// Why an index blob could not be had.
 #[derive(Debug)]
@@ -66,39 +68,39 @@ impl IndexLoader {
     }
 
     /// The plaintext of an index blob; the memory that it takes is held by the reservation.
+    ///
+    /// Memory is never waited for: whoever needs the index may hold all of it. A blob that does not fit what is left
+    /// goes through a file.
     pub(super) async fn fetch(
         &self,
         blob: &BlobMetadata,
     ) -> std::result::Result<(IndexSource, Option<Reservation>), FetchError> {
-        let in_memory = blob.size <= IN_MEMORY.min(self.budget.total() / 16);
-        match self.sealer.verify_blob(blob.id.as_str(), blob.size)? {
-            Some(verifier) if !in_memory => Ok((self.fetch_to_file(blob, verifier).await?, None)),
-            _ => self.fetch_to_memory(blob).await,
+        let verifier = self.sealer.verify_blob(blob.id.as_str(), blob.size)?;
+        let small = blob.size <= IN_MEMORY.min(self.budget.total() / 16);
+        // Sealed and opened bytes are there at the same time.
+        let memory = small.then(|| self.budget.try_reserve(blob.size.saturating_mul(2))).flatten();
+        match verifier {
+            Some(verifier) if memory.is_none() => Ok((self.fetch_to_file(blob, verifier).await?, None)),
+            // Error correction works on the whole only.
+            _ => Ok((self.fetch_to_memory(blob).await?, memory)),
         }
     }
 
-    async fn fetch_to_memory(
-        &self,
-        blob: &BlobMetadata,
-    ) -> std::result::Result<(IndexSource, Option<Reservation>), FetchError> {
-        // Sealed and opened bytes are there at the same time. A blob beyond the budget (possible under error
-        // correction only) has the whole of it.
-        let bytes = blob.size.saturating_mul(2).min(self.budget.total());
-        let memory = self.budget.reserve_async(bytes).await?;
+    async fn fetch_to_memory(&self, blob: &BlobMetadata) -> std::result::Result<IndexSource, FetchError> {
         let sealed = self.store.get(&blob.id).await.map_err(|e| vanished_or(&blob.id, e))?;
         let (sealer, id) = (self.sealer.clone(), blob.id.clone());
         let plain = blocking(move || sealer.open_blob(id.as_str(), &sealed)).await??;
-        Ok((IndexSource::memory(plain), Some(memory)))
+        Ok(IndexSource::memory(plain))
     }
 
     /// Fetches the sealed blob into a file and checks it on the way; only then is it decrypted, in place.
     async fn fetch_to_file(
         &self,
         blob: &BlobMetadata,
-        mut verifier: lifeboat_primitives::aead::StreamVerifier,
+        mut verifier: StreamVerifier,
     ) -> std::result::Result<IndexSource, FetchError> {
-        let range_len = RANGE.min(self.budget.total() / 4).max(1);
-        let memory = self.budget.reserve_async(range_len).await?;
+        let memory = self.budget.try_reserve(RANGE);
+        let range_len = if memory.is_some() { RANGE } else { SHORT_RANGE };
         let mut file = tempfile::tempfile_in(&self.folder).map_err(|e| self.local("create a file in", e))?;
         let mut at = 0;
         while at < blob.size {
@@ -109,15 +111,9 @@ impl IndexLoader {
             file.write_all(&part).map_err(|e| self.local("write to", e))?;
         }
         let decryptor = verifier.finish().map_err(|e| damaged(&blob.id, &e))?;
-        let folder = self.folder.clone();
         let opened = blocking(move || decrypt_file(&file, decryptor).map(|()| file)).await?;
         drop(memory);
-        let file = opened.map_err(|source| Error::LocalFile {
-            action: "decrypt an index in",
-            path: folder.display().to_string(),
-            source,
-        })?;
-        Ok(IndexSource::File(file))
+        Ok(IndexSource::File(opened.map_err(|e| self.local("decrypt an index in", e))?))
     }
 
     fn local(&self, action: &'static str, source: std::io::Error) -> Error {

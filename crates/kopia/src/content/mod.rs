@@ -26,6 +26,7 @@ pub use session::ClientIdentity;
 use crate::pack::PiecePool;
 use crate::sealer::Sealer;
 use crate::{Environment, Error, Result};
+use async_trait::async_trait;
 use bytes::Bytes;
 use cache::MetadataCache;
 use committed::CommittedIndex;
@@ -36,6 +37,7 @@ use lifeboat_index::{Catalog, CatalogOptions, IndexEntry, IndexVersion, Prefix, 
 use lifeboat_primitives::aead::OVERHEAD;
 use lifeboat_primitives::compress::Compressor;
 use load::IndexLoader;
+use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -131,6 +133,14 @@ impl Layout {
     }
 }
 
+/// Whether a repository may still be written to. Asked from time to time during long runs: somebody may have locked it
+/// for an upgrade.
+#[async_trait]
+pub trait WritePermission: fmt::Debug + Send + Sync {
+    /// Fails if nothing may be written any more.
+    async fn check(&self) -> Result<()>;
+}
+
 /// What a [`ContentStore`] is opened with.
 #[derive(Debug)]
 pub struct ContentOptions {
@@ -146,8 +156,8 @@ pub struct ContentOptions {
     pub index: IndexBlobs,
     /// Who writes.
     pub identity: ClientIdentity,
-    /// Whether anything may be written.
-    pub read_only: bool,
+    /// What is asked whether anything may be written; without it, nothing is.
+    pub write_permission: Option<Arc<dyn WritePermission>>,
     /// Where local files may be kept from one run to the next; without it they last as long as the store is open.
     pub cache_folder: Option<PathBuf>,
     /// The memory budget. For writing, up to half of it is set aside for packs for as long as the store is open;
@@ -177,6 +187,7 @@ struct Shared {
     committed: CommittedIndex,
     cache: MetadataCache,
     writer: Option<Writer>,
+    write_permission: Option<Arc<dyn WritePermission>>,
     runtime: Handle,
 }
 
@@ -221,17 +232,28 @@ impl ContentStore {
             format.put_options(),
         );
         committed.refresh().await?;
-        let writer = match options.read_only {
-            true => None,
-            false => {
+        let write_permission = options.write_permission;
+        let writer = match write_permission.is_some() {
+            false => None,
+            true => {
                 let share = write_share(&budget, format.max_pack_size).await?;
                 let pool = PiecePool::new(share.bytes() as usize, Some(share));
                 Some(Writer::new(pool, options.parallel_puts, environment.clock.now()))
             }
         };
         let cache = MetadataCache::new(budget, options.metadata_cache_bytes);
-        let shared =
-            Shared { store, sealer, environment, format, identity, committed, cache, writer, runtime };
+        let shared = Shared {
+            store,
+            sealer,
+            environment,
+            format,
+            identity,
+            committed,
+            cache,
+            writer,
+            write_permission,
+            runtime,
+        };
         Ok(ContentStore { shared: Arc::new(shared) })
     }
 
@@ -284,14 +306,21 @@ impl ContentStore {
         self.shared.writer.as_ref().ok_or(Error::ReadOnly { action })
     }
 
-    /// Makes sure that the index is young enough to deduplicate against. For worker threads only.
+    /// Makes sure that we may still write, and that the index is young enough to deduplicate against. For worker
+    /// threads only.
     fn keep_index_fresh(&self) -> Result<()> {
         let committed = &self.shared.committed;
         if committed.age() <= REFRESH_AFTER {
             return Ok(());
         }
-        match self.shared.runtime.block_on(committed.refresh_if_older(REFRESH_AFTER)) {
-            Err(error) if committed.age() <= RELY_ON_AT_MOST => {
+        let refresh = async {
+            if let Some(permission) = &self.shared.write_permission {
+                permission.check().await?;
+            }
+            committed.refresh_if_older(REFRESH_AFTER).await
+        };
+        match self.shared.runtime.block_on(refresh) {
+            Err(Error::Storage(error)) if committed.age() <= RELY_ON_AT_MOST => {
                 tracing::warn!(%error, "the index could not be refreshed; it is young enough to go on for now");
                 Ok(())
             }

@@ -23,6 +23,12 @@ pub(super) struct Job<'a> {
     before: Option<Pending>,
 }
 
+/// What the published index says about a content.
+enum Published {
+    Live,
+    Absent,
+}
+
 impl Job<'_> {
     /// What it takes to give the claim up.
     fn claim(&self) -> (ContentId, Option<Pending>) {
@@ -136,31 +142,43 @@ impl ContentStore {
             }
         }
         // The published index is asked after the claim: a session that was published in between is found here.
-        let committed = &self.shared.committed;
-        let mut kept = Vec::with_capacity(jobs.len());
-        let mut jobs = jobs.into_iter();
-        while let Some(mut job) = jobs.next() {
-            match committed.get_blocking(&job.id) {
-                Ok(Some(entry)) if !entry.deleted && job.after.is_none() => {
-                    self.give_up(writer, &[job.claim()]);
-                }
-                Ok(entry) => {
-                    job.after = job.after.max(entry.map(|entry| entry.timestamp_seconds));
-                    kept.push(job);
-                }
-                Err(error) => {
-                    kept.push(job);
-                    kept.extend(jobs);
-                    self.give_up(writer, &kept.iter().map(Job::claim).collect::<Vec<_>>());
-                    return Err(error);
-                }
+        let mut published = Vec::new();
+        let mut asked = Ok(());
+        jobs.retain_mut(|job| match self.ask_published(job) {
+            Ok(Published::Live) => {
+                published.push(job.claim());
+                false
             }
+            Ok(Published::Absent) => true,
+            Err(error) => {
+                asked = Err(error);
+                true
+            }
+        });
+        if asked.is_err() {
+            published.extend(jobs.iter().map(Job::claim));
         }
-        Ok((kept, others))
+        self.give_up(writer, &published);
+        asked.map(|()| (jobs, others))
+    }
+
+    /// Whether the published index has a claimed content; if only as deleted, the new entry must be later.
+    fn ask_published(&self, job: &mut Job<'_>) -> Result<Published> {
+        let committed = &self.shared.committed;
+        // What this session deleted is written again, whatever the published index says.
+        if job.after.is_none() && committed.ask(|index| index.contains_live(&job.id))? {
+            return Ok(Published::Live);
+        }
+        let entry = committed.ask(|index| index.get(&job.id))?;
+        job.after = job.after.max(entry.map(|entry| entry.timestamp_seconds));
+        Ok(Published::Absent)
     }
 
     /// Takes back claims of this thread.
     fn give_up(&self, writer: &Writer, claims: &[(ContentId, Option<Pending>)]) {
+        if claims.is_empty() {
+            return;
+        }
         let mut state = writer.state.lock();
         if let Some(session) = &mut state.current {
             for (id, before) in claims {
@@ -214,7 +232,7 @@ impl ContentStore {
         let known = state.find(id).map(|(entry, _)| entry);
         let known = match known {
             Some(entry) => Some(entry),
-            None => self.shared.committed.get_blocking(id)?,
+            None => self.shared.committed.ask(|index| index.get(id))?,
         };
         let Some(entry) = known.filter(|entry| !entry.deleted) else { return Ok(()) };
         let timestamp_seconds = later_than(now, Some(entry.timestamp_seconds));
@@ -286,7 +304,9 @@ impl ContentStore {
         state.check_failure()?;
         let latest = match state.pending(&entry.id) {
             Some(Pending::Entry(_, record)) => Some(record.timestamp),
-            _ => self.shared.committed.get_blocking(&entry.id)?.map(|entry| entry.timestamp_seconds),
+            _ => {
+                self.shared.committed.ask(|index| index.get(&entry.id))?.map(|entry| entry.timestamp_seconds)
+            }
         };
         if latest.is_some_and(|latest| latest > entry.timestamp_seconds) {
             return Ok(None);

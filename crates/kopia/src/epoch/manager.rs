@@ -105,7 +105,7 @@ impl EpochIndex {
             let committed = self.valid_for(enough).await?;
             let current = committed.state.write_epoch;
             if epoch.is_some_and(|epoch| epoch != current) {
-                self.take_back(&mut written).await?;
+                self.take_back(&mut written).await;
             }
             epoch = Some(current);
             if !self.put_missing(shards, current, &suffix, &committed, &mut written, options).await? {
@@ -113,12 +113,12 @@ impl EpochIndex {
             }
             let after = self.refresh().await?;
             if after.state.write_epoch >= current + 2 {
-                self.take_back(&mut written).await?;
+                self.take_back(&mut written).await;
                 return Err(Error::IndexWriteTooSlow);
             }
             return Ok(written);
         }
-        self.take_back(&mut written).await?;
+        self.take_back(&mut written).await;
         Err(Error::IndexWriteTooSlow)
     }
 
@@ -143,10 +143,13 @@ impl EpochIndex {
         Ok(true)
     }
 
-    async fn take_back(&self, written: &mut Vec<BlobId>) -> Result<()> {
+    /// Deletes what was written into an epoch that has passed. A blob that stays there (under an object lock, say)
+    /// does no harm: all its entries are written again.
+    async fn take_back(&self, written: &mut Vec<BlobId>) {
         for id in written.drain(..) {
-            self.store.delete(&id).await?;
+            if let Err(error) = self.store.delete(&id).await {
+                tracing::warn!(blob = %id, %error, "an index blob of a past epoch could not be taken back");
+            }
         }
-        Ok(())
     }
 }

@@ -129,8 +129,13 @@ impl ObjectLayout {
         Box::pin(own.add(objects, index, None, depth + 1)).await?;
         self.index_contents.append(&mut own.index_contents);
         self.index_contents.extend(own.entries.iter().map(|entry| entry.content));
-        // The text is held while it is parsed; the budget bounds what a hostile index can make us read.
-        let _memory = objects.budget.reserve_async(own.length).await?;
+        // The budget bounds what a hostile index can make us read. It is not waited for: whoever opens an object may
+        // hold all of it.
+        let total = objects.budget.total();
+        if own.length > total {
+            return Err(lifeboat_budget::TooLarge { requested: own.length, total }.into());
+        }
+        let _memory = objects.budget.try_reserve(own.length);
         let json = own.read_all(objects).await?;
         indirect::parse(&json).map_err(|reason| self.damaged(&reason))
     }

@@ -119,6 +119,12 @@ impl Objects {
         Ok(ids)
     }
 
+    /// How many chunks of one object are best written at once. More than the hash has lanes: chunks differ in
+    /// length, and a lane that is done early wants another one to go on with.
+    fn batch(&self) -> usize {
+        2 * self.contents.sealer().hasher().lanes().clamp(1, 4)
+    }
+
     /// Writes chunks, each of which is an object of its own; the ids come in order.
     fn write_chunks(
         &self,

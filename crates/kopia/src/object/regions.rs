@@ -21,7 +21,9 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct RegionWriter {
     objects: Objects,
     options: WriterOptions,
-    lanes: usize,
+    batch: usize,
+    /// Buffers for chunks that lie across a seam, to be used again.
+    spare: Mutex<Vec<Vec<u8>>>,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -47,7 +49,7 @@ struct State {
 
 impl RegionWriter {
     pub(super) fn new(objects: Objects, options: WriterOptions) -> Self {
-        let lanes = objects.contents.sealer().hasher().lanes().clamp(1, 4);
+        let batch = objects.batch();
         let state = State {
             splitter: Splitter::new(options.splitter.unwrap_or(objects.splitter)),
             next_region: 0,
@@ -59,7 +61,14 @@ impl RegionWriter {
             failed: false,
             length: 0,
         };
-        RegionWriter { objects, options, lanes, state: Mutex::new(state), idle: Condvar::new() }
+        RegionWriter {
+            objects,
+            options,
+            batch,
+            spare: Mutex::default(),
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+        }
     }
 
     /// Adds region number `number`, counted from 0. `preceding` are the 64 bytes before it; fewer only where the
@@ -73,7 +82,7 @@ impl RegionWriter {
         }
         state.early.insert(number, (region, candidates));
         state.cut_regions();
-        self.write_ready(state, self.lanes)
+        self.write_ready(state, self.batch)
     }
 
     /// Writes chunks that wait for others; for a thread that would otherwise have nothing to do.
@@ -121,7 +130,7 @@ impl RegionWriter {
     /// Writes chunks in batches for as long as `at_least` are ready.
     fn write_ready<'s>(&'s self, mut state: MutexGuard<'s, State>, at_least: usize) -> Result<()> {
         while !state.failed && state.ready.len() >= at_least.max(1) {
-            let count = state.ready.len().min(self.lanes);
+            let count = state.ready.len().min(self.batch);
             let batch: Vec<_> = state.ready.drain(..count).collect();
             state.working += 1;
             drop(state);
@@ -147,22 +156,35 @@ impl RegionWriter {
 
     fn write_batch(&self, batch: Vec<(usize, Vec<Bytes>)>) -> Result<Vec<(usize, u64, ObjectId)>> {
         // Chunks that lie across a seam are put together; the others are used where they are.
-        let (numbers, chunks): (Vec<usize>, Vec<Bytes>) = batch
-            .into_iter()
-            .map(|(number, mut parts)| match parts.len() {
-                1 => (number, parts.remove(0)),
-                _ => (number, Bytes::from(parts.concat())),
+        let mut joined: Vec<Vec<u8>> = Vec::new();
+        for (_, parts) in batch.iter().filter(|(_, parts)| parts.len() != 1) {
+            let mut buffer = self.spare.lock().pop().unwrap_or_default();
+            parts.iter().for_each(|part| buffer.extend_from_slice(part));
+            joined.push(buffer);
+        }
+        let mut next = joined.iter();
+        let slices: Vec<&[u8]> = batch
+            .iter()
+            .map(|(_, parts)| match parts.as_slice() {
+                [only] => only.as_ref(),
+                _ => next.next().map_or(&[][..], Vec::as_slice),
             })
-            .unzip();
-        let slices: Vec<&[u8]> = chunks.iter().map(AsRef::as_ref).collect();
+            .collect();
         let ids = self.objects.write_chunks(&slices, self.options.prefix, self.options.compression)?;
-        let lengths = slices.iter().map(|chunk| chunk.len() as u64);
-        Ok(numbers
-            .into_iter()
-            .zip(lengths)
-            .zip(ids)
-            .map(|((number, length), id)| (number, length, id))
-            .collect())
+        let written = batch.iter().zip(&slices).zip(ids);
+        let written = written.map(|(((number, _), data), id)| (*number, data.len() as u64, id)).collect();
+        self.recycle(joined);
+        Ok(written)
+    }
+
+    fn recycle(&self, buffers: Vec<Vec<u8>>) {
+        let mut spare = self.spare.lock();
+        for mut buffer in buffers {
+            if spare.len() < self.batch {
+                buffer.clear();
+                spare.push(buffer);
+            }
+        }
     }
 }
 

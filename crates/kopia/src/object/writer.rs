@@ -21,6 +21,10 @@ pub struct WriterOptions {
     pub splitter: Option<SplitterAlgorithm>,
 }
 
+/// How many bytes [`ObjectWriter::space`] offers at least: enough to make a system call worth its while, little
+/// enough to be cheap to move when a cut falls inside.
+const SPACE: usize = 256 << 10;
+
 /// Writes one object from first to last byte. For worker threads: all calls block.
 ///
 /// Chunks are gathered until the hash can work on several side by side, as far as the memory budget allows.
@@ -30,12 +34,12 @@ pub struct ObjectWriter {
     options: WriterOptions,
     splitter: Splitter,
     /// The beginning of the next chunk.
-    partial: Vec<u8>,
+    partial: Buffer,
     gathered: Vec<Gathered>,
     /// Buffers to be used again.
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Buffer>,
     /// How many chunks are written at once.
-    lanes: usize,
+    batch: usize,
     entries: Vec<Entry>,
     length: u64,
     zeros: Option<ZeroChunk>,
@@ -44,8 +48,39 @@ pub struct ObjectWriter {
 /// A chunk that waits for others.
 #[derive(Debug)]
 struct Gathered {
-    data: Vec<u8>,
+    data: Buffer,
     _memory: Reservation,
+}
+
+/// Bytes that are filled from the front. What lies behind them is initialised too, so that it can be read into.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl Buffer {
+    fn filled(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// At least `len` bytes behind the filled ones.
+    fn space(&mut self, len: usize) -> &mut [u8] {
+        let wanted = self.filled + len;
+        if self.bytes.len() < wanted {
+            self.bytes.resize(wanted.max(2 * self.bytes.len()), 0);
+        }
+        &mut self.bytes[self.filled..]
+    }
+
+    fn push(&mut self, data: &[u8]) {
+        self.space(data.len())[..data.len()].copy_from_slice(data);
+        self.filled += data.len();
+    }
 }
 
 /// A chunk of zeros that was written before.
@@ -58,15 +93,14 @@ struct ZeroChunk {
 impl ObjectWriter {
     pub(super) fn new(objects: Objects, options: WriterOptions) -> Self {
         let splitter = Splitter::new(options.splitter.unwrap_or(objects.splitter));
-        let lanes = objects.contents.sealer().hasher().lanes().clamp(1, 4);
         ObjectWriter {
+            batch: objects.batch(),
             objects,
             options,
             splitter,
-            partial: Vec::new(),
+            partial: Buffer::default(),
             gathered: Vec::new(),
             spare: Vec::new(),
-            lanes,
             entries: Vec::new(),
             length: 0,
             zeros: None,
@@ -93,23 +127,25 @@ impl ObjectWriter {
             rest = following;
             if self.partial.is_empty() {
                 whole.push(chunk);
-                if whole.len() + self.gathered.len() >= self.lanes {
+                if whole.len() + self.gathered.len() >= self.batch {
                     self.write_chunks(&whole)?;
                     whole.clear();
                 }
             } else {
-                self.partial.extend_from_slice(chunk);
-                let next = self.spare.pop().unwrap_or_default();
-                let full = std::mem::replace(&mut self.partial, next);
-                self.gather(full)?;
+                self.partial.push(chunk);
+                self.end_chunk()?;
             }
         }
-        // What is left in the caller's slice has to be kept, or written as it is.
+        // What is left in the caller's slice is written if it fills the lanes of the hash; else it has to be kept.
+        if !whole.is_empty() && whole.len() + self.gathered.len() >= self.batch / 2 {
+            self.write_chunks(&whole)?;
+            whole.clear();
+        }
         for (at, chunk) in whole.iter().enumerate() {
             match self.objects.budget.try_reserve(chunk.len() as u64) {
                 Some(memory) => {
                     let mut data = self.spare.pop().unwrap_or_default();
-                    data.extend_from_slice(chunk);
+                    data.push(chunk);
                     self.gathered.push(Gathered { data, _memory: memory });
                 }
                 None => {
@@ -118,7 +154,30 @@ impl ObjectWriter {
                 }
             }
         }
-        self.partial.extend_from_slice(rest);
+        self.partial.push(rest);
+        Ok(())
+    }
+
+    /// Room for the next bytes, to be read into straight from a file; [`advance`](Self::advance) adds them.
+    pub fn space(&mut self) -> &mut [u8] {
+        self.partial.space(SPACE)
+    }
+
+    /// Adds the first `count` bytes of the [`space`](Self::space).
+    pub fn advance(&mut self, count: usize) -> Result<()> {
+        let mut from = self.partial.filled;
+        let end = from.checked_add(count).filter(|end| *end <= self.partial.bytes.len());
+        self.partial.filled =
+            end.ok_or_else(|| Error::Invalid("more bytes were added than there was space for".into()))?;
+        self.length += count as u64;
+        while let Some(cut) = self.splitter.next_cut(&self.partial.filled()[from..]) {
+            let mut next = self.spare.pop().unwrap_or_default();
+            next.push(&self.partial.filled()[from + cut..]);
+            let mut whole = std::mem::replace(&mut self.partial, next);
+            whole.filled = from + cut;
+            self.gather(whole)?;
+            from = 0;
+        }
         Ok(())
     }
 
@@ -180,16 +239,23 @@ impl ObjectWriter {
         self.entries.push(Entry { start, length, object });
     }
 
+    /// The partial chunk is whole.
+    fn end_chunk(&mut self) -> Result<()> {
+        let next = self.spare.pop().unwrap_or_default();
+        let whole = std::mem::replace(&mut self.partial, next);
+        self.gather(whole)
+    }
+
     /// Keeps a whole chunk until there are enough of them.
-    fn gather(&mut self, data: Vec<u8>) -> Result<()> {
-        match self.objects.budget.try_reserve(data.len() as u64) {
+    fn gather(&mut self, data: Buffer) -> Result<()> {
+        match self.objects.budget.try_reserve(data.filled as u64) {
             Some(memory) => self.gathered.push(Gathered { data, _memory: memory }),
             None => {
-                self.write_chunks(&[&data])?;
+                self.write_chunks(&[data.filled()])?;
                 self.recycle(data);
             }
         }
-        if self.gathered.len() >= self.lanes {
+        if self.gathered.len() >= self.batch {
             self.write_gathered()?;
         }
         Ok(())
@@ -206,7 +272,7 @@ impl ObjectWriter {
     fn write_chunks(&mut self, more: &[&[u8]]) -> Result<()> {
         let gathered = std::mem::take(&mut self.gathered);
         let chunks: Vec<&[u8]> =
-            gathered.iter().map(|gathered| gathered.data.as_slice()).chain(more.iter().copied()).collect();
+            gathered.iter().map(|gathered| gathered.data.filled()).chain(more.iter().copied()).collect();
         let ids = self.objects.write_chunks(&chunks, self.options.prefix, self.options.compression)?;
         let lengths: Vec<u64> = chunks.iter().map(|chunk| chunk.len() as u64).collect();
         for (length, id) in lengths.into_iter().zip(ids) {
@@ -216,9 +282,9 @@ impl ObjectWriter {
         Ok(())
     }
 
-    fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < self.lanes {
-            buffer.clear();
+    fn recycle(&mut self, mut buffer: Buffer) {
+        if self.spare.len() < self.batch {
+            buffer.filled = 0;
             self.spare.push(buffer);
         }
     }
@@ -239,7 +305,7 @@ impl ObjectWriter {
         // An object without bytes is one chunk without bytes.
         let empty = self.length == 0;
         if !rest.is_empty() || empty {
-            self.write_chunks(&[&rest])?;
+            self.write_chunks(&[rest.filled()])?;
         } else {
             self.write_gathered()?;
         }
