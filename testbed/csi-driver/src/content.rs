@@ -88,7 +88,7 @@ pub(crate) fn grow_unused_filesystem(image: &Path) -> Result<()> {
     if !loops::attached(image)?.is_empty() || filesystem_size(image)?.is_none_or(|filled| filled >= size) {
         return Ok(());
     }
-    // Its exit code 1, for errors that it repaired, is no failure; what it could not repair stops the mount later.
+    // Its exit code 1, for errors that it repaired, is no failure; where errors remain, resize2fs refuses.
     let _ = tool::run("e2fsck", &[OsStr::new("-fp"), image.as_os_str()]);
     tool::run("resize2fs", &[image]).map(drop)
 }

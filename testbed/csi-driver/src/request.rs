@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::mounts;
-use crate::proto::volume_capability::{AccessType as Access, access_mode::Mode};
+use crate::proto::volume_capability::{AccessMode, AccessType as Access, access_mode::Mode};
 use crate::proto::{CapacityRange, TopologyRequirement, VolumeCapability};
 use crate::store::{AccessType, Backing, BlockStyle, ChangedBlocks};
 use std::collections::HashMap;
@@ -37,10 +37,7 @@ impl Usage {
     pub(crate) fn of(capability: Option<&VolumeCapability>) -> Result<Usage> {
         let missing = |what: &str| Error::InvalidArgument(format!("volume capability: {what} is missing"));
         let capability = capability.ok_or_else(|| missing("all of it"))?;
-        let mode = capability
-            .access_mode
-            .as_ref()
-            .map_or(Mode::Unknown, super::proto::volume_capability::AccessMode::mode);
+        let mode = capability.access_mode.as_ref().map_or(Mode::Unknown, AccessMode::mode);
         if mode == Mode::Unknown {
             return Err(missing("access mode"));
         }

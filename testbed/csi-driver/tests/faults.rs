@@ -113,7 +113,7 @@ async fn a_snapshot_is_lost_when_a_volume_is_to_be_made_from_it() {
 }
 
 #[tokio::test]
-async fn a_slow_call_keeps_running_when_its_caller_gives_up() {
+async fn a_call_that_hangs_holds_up_nobody_else() {
     let testbed = Testbed::start(&[]);
     let mut client = testbed.connect().await;
     testbed.set_knobs(r#"{"method": "NodePublishVolume", "delay_ms": 60000}"#);

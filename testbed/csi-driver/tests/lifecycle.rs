@@ -414,6 +414,45 @@ async fn impossible_requests_are_refused_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn drivers_of_two_nodes_share_volumes_and_one_device_for_each() {
+    let testbed = Testbed::start(&[]);
+    let socket = testbed.path("node2.sock");
+    let mut serve = Command::new(BINARY);
+    serve
+        .args(["serve", "--node-id", "node2", "--endpoint"])
+        .arg(&socket)
+        .arg("--state-dir")
+        .arg(testbed.state());
+    let _second = Process::spawn(&mut serve);
+    wait_for("the second driver", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    let (mut here, mut there) = (testbed.connect().await, Client::connect(&socket).await);
+
+    for (kind, usage) in
+        [("files", mount(Mode::MultiNodeMultiWriter)), ("disk", block(Mode::MultiNodeMultiWriter))]
+    {
+        let parameters = ["backing=image", "placement=anywhere"];
+        let id = here.create(volume(kind, 32, usage.clone(), &parameters)).await.unwrap().volume_id;
+        let (at_1, at_2) = (testbed.path(&format!("{kind}-1")), testbed.path(&format!("{kind}-2")));
+        here.attach(&id, &at_1, &usage).await.unwrap();
+        there.attach(&id, &at_2, &usage).await.unwrap();
+        assert_eq!(testbed.loop_devices().len(), 1, "{kind}");
+        let inside = |at: &Path| if at.is_dir() { at.join("file") } else { at.to_owned() };
+        fs::File::options().create(true).write(true).truncate(false).open(inside(&at_2)).unwrap();
+        write_at(&inside(&at_2), 0, b"written there");
+        assert!(fs::read(inside(&at_1)).unwrap().starts_with(b"written there"), "{kind}");
+        // The filesystem is frozen and thawed for both nodes, whoever takes the snapshot.
+        here.snapshot(&id, kind).await.unwrap();
+        write_at(&inside(&at_2), 0, b"WRITTEN");
+        here.detach(&id, &at_1).await.unwrap();
+        assert!(fs::read(inside(&at_2)).unwrap().starts_with(b"WRITTEN there"), "{kind}");
+        assert_eq!(here.delete(&id).await.unwrap_err().code(), Code::FailedPrecondition, "{kind}");
+        there.detach(&id, &at_2).await.unwrap();
+        wait_for("the device to detach", || testbed.loop_devices().is_empty());
+        here.delete(&id).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn cleanup_detaches_what_a_vanished_cluster_left_attached() {
     let mut testbed = Testbed::start(&[]);
     let mut client = testbed.connect().await;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn csi_sanity() -> PathBuf {
-    lifeboat_testkit::tools::path("csi-sanity").unwrap_or_else(|error| panic!("{error}"))
+    lifeboat_tools::path("csi-sanity").unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs the suite; `parameters` is what a storage class would say.

@@ -110,12 +110,7 @@ impl Testbed {
     }
 
     pub async fn connect(&self) -> Client {
-        let channel = Endpoint::from_shared(self.endpoint()).unwrap().connect().await.unwrap();
-        Client {
-            controller: ControllerClient::new(channel.clone()),
-            node: NodeClient::new(channel.clone()),
-            metadata: SnapshotMetadataClient::new(channel),
-        }
+        Client::connect(&self.path("csi.sock")).await
     }
 
     /// The image of a volume or snapshot.
@@ -242,6 +237,16 @@ pub fn volume(
 }
 
 impl Client {
+    pub async fn connect(socket: &Path) -> Client {
+        let channel =
+            Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap().connect().await.unwrap();
+        Client {
+            controller: ControllerClient::new(channel.clone()),
+            node: NodeClient::new(channel.clone()),
+            metadata: SnapshotMetadataClient::new(channel),
+        }
+    }
+
     pub async fn create(&mut self, request: proto::CreateVolumeRequest) -> Result<proto::Volume, Status> {
         Ok(self.controller.create_volume(request).await?.into_inner().volume.unwrap())
     }
