@@ -8,7 +8,7 @@ use std::time::Duration;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failure of the testbed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file, socket or process of the testbed could not be used.
@@ -60,6 +60,13 @@ pub enum Error {
         /// What it did.
         problem: String,
     },
+}
+
+/// Tests unwrap: what they then show must be the message itself, with its lines of events and logs.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

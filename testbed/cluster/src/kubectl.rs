@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// How long one command may take unless it says otherwise.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one command may take unless it says otherwise: far more than any takes, unless the machine is choked.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Runs `kubectl` as the cluster's administrator, inside the cluster's network and the caller's file system.
 #[derive(Debug, Clone)]

@@ -82,7 +82,7 @@ impl<'c> TestNamespace<'c> {
     /// Creates or changes objects, given as YAML or JSON, in the namespace.
     pub fn apply(&self, objects: &str) -> Result<()> {
         let mut apply = self.kubectl.command(["-n", &self.name, "apply", "-f", "-"])?;
-        command::run(&mut apply, objects.as_bytes(), Duration::from_secs(60)).map(drop)
+        command::run(&mut apply, objects.as_bytes(), PATIENCE).map(drop)
     }
 
     /// An object of the namespace.
