@@ -23,20 +23,17 @@ struct Step {
     name: &'static str,
     /// Whether a run for some tests only needs it too.
     with_filter: bool,
-    /// Whether it runs with `--long` only.
-    long: bool,
     run: fn(&Args) -> Result<Count>,
 }
 
-/// To add a step, add a line. Licences and fuzzing wait behind `--long` until their first complete run: see
-/// docs/dev/progress.md.
+/// To add a step, add a line.
 const STEPS: &[Step] = &[
-    Step { name: "tools", with_filter: true, long: false, run: install_tools },
-    Step { name: "fmt", with_filter: false, long: false, run: |_| one(cargo(&["fmt", "--all", "--check"])) },
-    Step { name: "clippy", with_filter: false, long: false, run: |_| one(clippy()) },
-    Step { name: "deny", with_filter: false, long: true, run: |_| one(deny::check()) },
-    Step { name: "tests", with_filter: true, long: false, run: cargo_test },
-    Step { name: "fuzz", with_filter: false, long: true, run: |args| fuzz_all(args) },
+    Step { name: "tools", with_filter: true, run: install_tools },
+    Step { name: "fmt", with_filter: false, run: |_| one(cargo(&["fmt", "--all", "--check"])) },
+    Step { name: "clippy", with_filter: false, run: |_| one(clippy()) },
+    Step { name: "deny", with_filter: false, run: |_| one(deny::check()) },
+    Step { name: "tests", with_filter: true, run: cargo_test },
+    Step { name: "fuzz", with_filter: false, run: |args| fuzz_all(args) },
 ];
 
 /// How long each parser is fuzzed in a test run: enough for the corpus and what is near it.
@@ -59,8 +56,7 @@ pub fn main(args: &Args) -> Result<()> {
     let started = Instant::now();
     let mut lines = Vec::new();
     let mut total = Count::default();
-    let wanted = |step: &&Step| (args.filter.is_none() || step.with_filter) && (args.long || !step.long);
-    for step in STEPS.iter().filter(wanted) {
+    for step in STEPS.iter().filter(|step| args.filter.is_none() || step.with_filter) {
         println!("==> {}", step.name);
         let began = Instant::now();
         let count = (step.run)(args).unwrap_or_else(|error| {

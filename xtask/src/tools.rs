@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use lifeboat_tools::{Group, Outcome, TOOLS, Tool};
 
 /// What a plain `cargo xtask tools` and `cargo xtask test` install.
-pub const FOR_TESTS: &[Group] = &[Group::Peers];
+pub const FOR_TESTS: &[Group] = &[Group::Peers, Group::Lint];
 /// What `cargo xtask test --long` installs.
 pub const FOR_LONG_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Long, Group::Cluster];
 
