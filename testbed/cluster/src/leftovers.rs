@@ -3,8 +3,9 @@
 
 use crate::spec::Layout;
 use crate::{Error, Result, command, supervisor, tools};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use serde::Deserialize;
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,26 +32,32 @@ pub(crate) fn end_node(node_folder: &Path) -> Result<()> {
     end(|folder| folder == node_folder)
 }
 
+/// Looks again and again: a start that was interrupted may still be on its way to its first process.
 fn end(wanted: impl Fn(&Path) -> bool) -> Result<()> {
-    let firsts: Vec<Pid> = processes().into_iter().filter(|pid| is_first_process(*pid, &wanted)).collect();
-    let networks: Vec<u64> = firsts.iter().filter_map(|pid| network_of(*pid)).collect();
-    for pid in &firsts {
-        kill(*pid);
-    }
-    // Command-line clients that joined the network would keep it alive.
-    for pid in processes() {
-        if network_of(pid).is_some_and(|network| networks.contains(&network)) {
-            kill(pid);
-        }
-    }
+    let mut networks = HashSet::new();
+    let mut seen = HashSet::new();
     command::wait_for("the end of the cluster's processes", PATIENCE, || {
-        let left: Vec<Pid> = firsts.iter().copied().filter(|pid| !has_ended(*pid)).collect();
-        if left.is_empty() { Ok(()) } else { Err(format!("still there: {left:?}")) }
+        let all = processes();
+        let firsts: Vec<Pid> = all.iter().copied().filter(|pid| is_first_process(*pid, &wanted)).collect();
+        networks.extend(firsts.iter().filter_map(|pid| network_of(*pid)));
+        // Whatever happened, the machine's own network is not the cluster's.
+        networks.retain(|network| Some(*network) != network_of(getpid()));
+        // Starters are in the network too; they end by themselves once they have reaped the first process.
+        let starters: Vec<Pid> = all.iter().copied().filter(|pid| is_starter(*pid, &wanted)).collect();
+        // Command-line clients that joined the network would keep it alive.
+        let inside = |pid: &Pid| network_of(*pid).is_some_and(|network| networks.contains(&network));
+        let clients = all.iter().filter(|pid| inside(pid) && !starters.contains(pid));
+        for pid in firsts.iter().chain(clients) {
+            kill(*pid);
+        }
+        seen.extend(firsts.into_iter().chain(starters));
+        seen.retain(|pid| !has_ended(*pid));
+        if seen.is_empty() { Ok(()) } else { Err(format!("still there: {seen:?}")) }
     })
 }
 
 /// Whether nothing of a process is left but its exit code. The first process of a pid namespace gets there after all
-/// others of the namespace.
+/// others of the namespace, and its starter after it.
 fn has_ended(pid: Pid) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     let state = status.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
@@ -70,12 +77,23 @@ fn processes() -> Vec<Pid> {
 
 /// Recognises a node's first process by its command line, which names the node's folder.
 fn is_first_process(pid: Pid, wanted: impl Fn(&Path) -> bool) -> bool {
-    let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    place_in_command_line(pid, wanted) == Some(0)
+}
+
+/// Recognises the process that made the namespaces of a node: it waits for the first process and reaps it.
+fn is_starter(pid: Pid, wanted: impl Fn(&Path) -> bool) -> bool {
+    place_in_command_line(pid, wanted).is_some_and(|place| place > 0)
+}
+
+/// Which word of a process's command line begins the command of a node's first process.
+fn place_in_command_line(pid: Pid, wanted: impl Fn(&Path) -> bool) -> Option<usize> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-    let [program, role, folder, ..] = words.as_slice() else { return false };
-    program.ends_with(b"lifeboat-testbed-node")
-        && *role == supervisor::ROLE.as_bytes()
-        && str::from_utf8(folder).is_ok_and(|folder| wanted(Path::new(folder)))
+    words.windows(3).position(|three| {
+        three[0].ends_with(b"lifeboat-testbed-node")
+            && three[1] == supervisor::ROLE.as_bytes()
+            && str::from_utf8(three[2]).is_ok_and(|folder| wanted(Path::new(folder)))
+    })
 }
 
 /// The network namespace of a process, as the kernel numbers it.

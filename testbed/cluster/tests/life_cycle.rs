@@ -115,7 +115,7 @@ fn pods_run_on_every_node_and_a_lost_node_comes_back() {
         wait("pod", name, "being ready", &|pod| condition(pod, "Ready"));
     }
     let ask =
-        ["exec", "caller", "--", "wget", "-T", "20", "-qO-", "http://greeter.default.svc.cluster.local"];
+        ["exec", "caller", "--", "timeout", "20", "wget", "-qO-", "http://greeter.default.svc.cluster.local"];
     let answer = kubectl.text(ask).unwrap();
     assert_eq!(answer.trim(), "hello from the other node");
 

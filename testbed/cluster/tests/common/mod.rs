@@ -99,32 +99,30 @@ pub struct Holdings {
 }
 
 /// The namespaces of a process.
-fn namespaces_of(process: &Path) -> impl Iterator<Item = String> + use<> {
+pub fn namespaces_of(process: &Path) -> impl Iterator<Item = String> + use<> {
     let links = ["net", "mnt", "pid", "ipc", "uts"].map(|kind| process.join("ns").join(kind));
     links.into_iter().filter_map(|link| Some(fs::read_link(link).ok()?.to_str()?.to_owned()))
 }
 
-fn processes() -> Vec<PathBuf> {
-    let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+fn processes_in(view: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(view).unwrap().flatten().map(|entry| entry.path());
     entries
         .filter(|path| path.file_name().unwrap().to_str().unwrap().bytes().all(|b| b.is_ascii_digit()))
         .collect()
+}
+
+/// Every process of a cluster, pods included: the `/proc` of a node shows what is in pid namespaces below its own too.
+pub fn processes_of(cluster: &Cluster) -> Vec<PathBuf> {
+    let nodes = cluster.spec().node_ids().map(|node| cluster.node(node.number()).unwrap().pid());
+    nodes.flat_map(|pid| processes_in(Path::new(&format!("/proc/{pid}/root/proc")))).collect()
 }
 
 impl Holdings {
     /// Notes every namespace that exists because of the cluster: those of its nodes and of everything below them.
     pub fn of(cluster: &Cluster) -> Self {
         let own: BTreeSet<String> = namespaces_of(Path::new("/proc/self")).collect();
-        let mut inside: BTreeSet<String> = BTreeSet::new();
-        for node in cluster.spec().node_ids() {
-            let pid = cluster.node(node.number()).unwrap().pid();
-            inside.extend(namespaces_of(Path::new(&format!("/proc/{pid}"))));
-            // Pods have a pid namespace below the node's; the node's own /proc shows them all.
-            let view = format!("/proc/{pid}/root/proc");
-            for entry in fs::read_dir(view).unwrap().flatten() {
-                inside.extend(namespaces_of(&entry.path()));
-            }
-        }
+        let inside: BTreeSet<String> =
+            processes_of(cluster).iter().flat_map(|process| namespaces_of(process)).collect();
         let namespaces: BTreeSet<String> = inside.difference(&own).cloned().collect();
         assert!(namespaces.len() >= 3, "a cluster has at least three namespaces: {namespaces:?}");
         let name = cluster.spec().name.clone();
@@ -140,7 +138,7 @@ impl Holdings {
     /// Fails if anything of the cluster is left: process, namespace, mount, loop device, control group or file.
     pub fn assert_gone(&self) {
         let folder = self.folder.to_str().unwrap();
-        for process in processes() {
+        for process in processes_in(Path::new("/proc")) {
             let line = fs::read(process.join("cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
             let own = process.ends_with(std::process::id().to_string());
@@ -191,6 +189,7 @@ impl Machine {
             "/etc/cni",
             "/var/log/pods",
             "/var/log/containers",
+            "/sys/class/net",
         ];
         let listing = |place: &str| {
             let mut names: Vec<String> = fs::read_dir(place)
