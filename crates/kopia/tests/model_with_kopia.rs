@@ -7,10 +7,15 @@ use lifeboat_blobs::{FsOptions, FsStore};
 use lifeboat_kopia::connection::{Connection, forget_password, load_password, store_password};
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::{CreateOptions, Format, Password};
+use lifeboat_kopia::gojson::Base64;
 use lifeboat_kopia::maintenance::{Params, Run, Schedule, Task};
+use lifeboat_kopia::object::WriterOptions;
 use lifeboat_kopia::policy::{self, PolicySet, RetentionPolicy, compute_retention};
 use lifeboat_kopia::repo::{OpenOptions, Repository};
-use lifeboat_kopia::snapshot::{self, DirEntries, DirEntry, DirWriter, SourceInfo, SummaryBuilder};
+use lifeboat_kopia::snapshot::{
+    self, DirEntries, DirEntry, DirWriter, EntryType, Extras, GoMode, HardLink, Hole, Holes, SourceInfo,
+    SpecialKind, SummaryBuilder, XattrName,
+};
 use lifeboat_kopia::{Environment, Error};
 use lifeboat_testkit::kopia::Kopia;
 use serde_json::Value;
@@ -235,6 +240,107 @@ async fn snapshots_policies_and_parameters_cross_both_ways() {
     assert_eq!(shown["compression"]["neverCompress"], serde_json::json!([".zip"]));
     assert_eq!(place.json(&["maintenance", "info", "--json"])["owner"], "we@there");
     place.kopia.verify_snapshots().unwrap();
+}
+
+/// Entries with everything that Kopia does not know, each a file or directory for it.
+fn entries_with_extras(file: &str, empty: &str, below: &DirEntry) -> Vec<DirEntry> {
+    let entry = |name: &str, object: &str, size, extras: Extras| DirEntry {
+        name: name.into(),
+        entry_type: EntryType::File,
+        mode: GoMode::from_unix(0o640),
+        size,
+        object: object.to_owned(),
+        extras: Some(Box::new(extras)),
+        ..DirEntry::default()
+    };
+    let raw_name = b"not \xff text".to_vec();
+    let listed = snapshot::listed_name(&raw_name).unwrap();
+    let link = HardLink { inode: 5, names: 2, ..HardLink::default() };
+    let xattrs = BTreeMap::from([
+        (XattrName(b"user.a".to_vec()), Base64(b"v".to_vec())),
+        (XattrName(b"system.posix_acl_access".to_vec()), Base64(vec![2, 0, 0, 0])),
+    ]);
+    let holes = Holes::new(vec![Hole { offset: 0, length: 2 }]).unwrap();
+    vec![
+        below.clone(),
+        entry("attributes", file, 4, Extras { xattrs, holes, ..Extras::default() }),
+        entry("fifo", empty, 0, Extras { kind: Some(SpecialKind::Fifo), ..Extras::default() }),
+        entry("linked1", file, 4, Extras { hard_link: Some(link.clone()), ..Extras::default() }),
+        entry("linked2", file, 4, Extras { hard_link: Some(link), ..Extras::default() }),
+        entry(&listed, file, 4, Extras { raw_name: Base64(raw_name), ..Extras::default() }),
+    ]
+}
+
+fn store_listing(repository: &Repository, entries: &[DirEntry], name: &str, extras: Extras) -> DirEntry {
+    let (mut sums, mut listing) = (SummaryBuilder::default(), DirWriter::new());
+    entries.iter().for_each(|entry| {
+        sums.add(entry);
+        listing.push(entry).unwrap();
+    });
+    let summary = sums.build(jiff::Timestamp::UNIX_EPOCH, "");
+    let options = WriterOptions { prefix: lifeboat_index::Prefix::DIRECTORY, ..WriterOptions::default() };
+    let listing = listing.finish(&summary).unwrap();
+    let object = repository.objects().write_many(&[&listing], &options).unwrap()[0].to_string();
+    DirEntry {
+        name: name.into(),
+        entry_type: EntryType::Directory,
+        mode: GoMode::from_unix(0o755),
+        object,
+        summary: Some(summary),
+        extras: Some(Box::new(extras)),
+        ..DirEntry::default()
+    }
+}
+
+#[tokio::test]
+async fn kopia_reads_verifies_restores_and_maintains_what_it_does_not_know() {
+    let place = Place::with_repository(&[]);
+    let repository = place.open().await;
+    let writing = repository.clone();
+    let (root, entries) = tokio::task::spawn_blocking(move || {
+        let options = WriterOptions::default();
+        let files = writing.objects().write_many(&[b"data", b""], &options).unwrap();
+        let xattrs = BTreeMap::from([(XattrName(b"user.d".to_vec()), Base64(b"w".to_vec()))]);
+        let below = store_listing(&writing, &[], "below", Extras { xattrs, ..Extras::default() });
+        let entries = entries_with_extras(&files[0].to_string(), &files[1].to_string(), &below);
+        let recorded = Extras { recorded: true, ..Extras::default() };
+        (store_listing(&writing, &entries, "source", recorded), entries)
+    })
+    .await
+    .unwrap();
+    let path = place.source();
+    let mut manifest = snapshot::SnapshotManifest {
+        source: SourceInfo::new("u", "h", path.to_str().unwrap()),
+        start_time: jiff::Timestamp::now(),
+        end_time: jiff::Timestamp::now(),
+        root_entry: Some(root.clone()),
+        ..Default::default()
+    };
+    let id = snapshot::save(repository.manifests(), &mut manifest).await.unwrap();
+    repository.close().await.unwrap();
+
+    place.kopia.verify_snapshots().unwrap();
+    place.kopia.full_maintenance().unwrap();
+    place.kopia.full_maintenance().unwrap();
+    place.kopia.verify_contents().unwrap();
+    let restored = place.folder.path().join("restored");
+    place.kopia.restore(id.as_str(), &restored).unwrap();
+    assert_eq!(fs::read_dir(&restored).unwrap().count(), entries.len());
+    for entry in entries.iter().filter(|entry| !entry.is_dir()) {
+        let expected: &[u8] = if entry.size > 0 { b"data" } else { b"" };
+        assert_eq!(fs::read(restored.join(entry.name.as_str().unwrap())).unwrap(), expected);
+    }
+    // A snapshot by kopia on top of it, as a parent, works as well.
+    write(path.join("attributes"), b"data");
+    place.kopia.snapshot(&path, &[]).unwrap();
+
+    let repository = place.open().await;
+    let kept = snapshot::load(repository.manifests(), &id).await.unwrap();
+    assert_eq!(kept.root_entry.unwrap(), root);
+    let listing = repository.objects().read_all(root.object.parse().unwrap(), 1 << 20).await.unwrap();
+    let found: Vec<DirEntry> = DirEntries::new(&root.object, &listing[..]).map(Result::unwrap).collect();
+    assert_eq!(found, entries);
+    assert_eq!(found[5].safe_name(), Some(&b"not \xff text"[..]));
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! One entry of a directory.
 
-use super::{DirSummary, EntryName, GoMode};
+use super::{DirSummary, EntryName, ExactTime, Extras, GoMode, extras};
 use crate::gojson::{OmitEmpty, go_object};
 use jiff::Timestamp;
 use jiff::civil;
@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for EntryType {
 go_object! {
     /// A file, directory or symbolic link in a listing, or the root of a snapshot.
     ///
-    /// Fields that Kopia does not have are carried in `unknown`; Kopia ignores them.
+    /// What Kopia does not have is carried in `extras` and `unknown`; Kopia ignores it.
     #[derive(Debug, Clone, PartialEq, Eq, Default)]
     pub struct DirEntry {
         /// The name as data: see [`safe_name`](DirEntry::safe_name) before it becomes part of a path.
@@ -84,6 +84,8 @@ go_object! {
         pub object: String => "obj",
         /// Of directories: what is below.
         pub summary: Option<DirSummary> => "summ" omitempty,
+        /// What it has beyond what Kopia keeps; `None` if nothing.
+        pub extras: Option<Box<Extras>> => "lifeboat" omitempty,
     }
 }
 
@@ -93,12 +95,40 @@ impl DirEntry {
         self.entry_type == EntryType::Directory
     }
 
-    /// The name if it can be a single path element: not empty, not `.` or `..`, no `/`, no NUL.
+    /// The name of the file that the entry is of: its real one, where the listing has another because it is not UTF-8.
+    pub fn file_name(&self) -> &[u8] {
+        match &self.extras {
+            Some(extras) if !extras.raw_name.0.is_empty() => &extras.raw_name.0,
+            _ => self.name.as_bytes(),
+        }
+    }
+
+    /// The time of the file that the entry is of, also where the listing cannot hold it.
+    pub fn file_time(&self) -> ExactTime {
+        let nanoseconds = self.mtime.as_nanosecond();
+        let listed = || ExactTime {
+            // Both fit: a timestamp is within the years -9999 to 9999. Seconds are rounded down, also before 1970.
+            seconds: i64::try_from(nanoseconds.div_euclid(1_000_000_000)).unwrap_or_default(),
+            nanoseconds: u32::try_from(nanoseconds.rem_euclid(1_000_000_000)).unwrap_or_default(),
+        };
+        self.extras.as_ref().and_then(|extras| extras.mtime).unwrap_or_else(listed)
+    }
+
+    /// Sets the time to that of a file, and keeps it exactly in `extras` if the listing cannot hold it.
+    pub fn set_file_time(&mut self, seconds: i64, nanoseconds: u32) {
+        let (listed, exact) = extras::listed_time(seconds, nanoseconds);
+        self.mtime = listed;
+        if exact.is_some() {
+            self.extras.get_or_insert_default().mtime = exact;
+        }
+    }
+
+    /// The [file name](Self::file_name) if it can be a single path element: not empty, not `.` or `..`, no `/`, no NUL.
     ///
     /// Names come from whoever wrote the repository. Some are not even meant as one (Velero stores a block device
     /// under its absolute path); none may lead a restore out of its target.
     pub fn safe_name(&self) -> Option<&[u8]> {
-        let name = self.name.as_bytes();
+        let name = self.file_name();
         let harmless =
             !matches!(name, b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, b'/' | 0));
         harmless.then_some(name)

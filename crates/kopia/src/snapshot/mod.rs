@@ -1,6 +1,7 @@
 //! Snapshots: the manifest that names a tree, and the directory listings that the tree consists of.
 
 mod entry;
+pub mod extras;
 mod listing;
 mod manifest;
 mod mode;
@@ -9,6 +10,9 @@ mod source;
 mod summary;
 
 pub use entry::{DirEntry, EntryType, entry_time};
+pub use extras::{
+    DeviceNumber, ExactTime, Extras, HardLink, Hole, Holes, SpecialKind, XattrName, listed_name,
+};
 pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN};
 pub use manifest::{
     DamagedSnapshot, IncompleteReason, SNAPSHOT_TYPE, SnapshotList, SnapshotManifest, Stats, list, load,
