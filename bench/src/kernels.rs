@@ -14,6 +14,9 @@ const CHUNK: usize = 4 << 20;
 /// Larger than any cache, so that memory is part of what is measured.
 const DATA: usize = 128 << 20;
 const RUNS: usize = 5;
+/// `kopia benchmark hashing` of 0.22 hashes each block once for every byte of its output buffer and counts the block
+/// once: what it prints is this many times too low. (`kopia benchmark crypto` agrees with the corrected figure.)
+const KOPIA_HASHES_PER_BLOCK: f64 = 32.0;
 
 /// Measures everything and prints one table.
 pub fn run() -> Result<()> {
@@ -21,8 +24,9 @@ pub fn run() -> Result<()> {
     let mut data = vec![0; DATA];
     SeededRandom::new(1).fill(&mut data)?;
     let mut table = Table::new(&["kernel, one core", "ours GB/s", "kopia GB/s", "ratio"]);
-    let theirs =
-        of_kopia(&kopia, &["benchmark", "hashing", "--block-size=4MB", "--repeat=50", "--parallel=1"])?;
+    let mut theirs =
+        of_kopia(&kopia, &["benchmark", "hashing", "--block-size=4MB", "--repeat=5", "--parallel=1"])?;
+    theirs.values_mut().for_each(|speed| *speed *= KOPIA_HASHES_PER_BLOCK);
     for algorithm in HashAlgorithm::ALL {
         let hasher = Hasher::new(algorithm, &[7; 32])?;
         let inputs: Vec<&[u8]> = data.chunks(CHUNK).collect();
@@ -81,7 +85,7 @@ fn speed(mut work: impl FnMut()) -> f64 {
 }
 
 /// Processor time of this thread: what a core does, whatever else runs on the machine.
-fn processor_time() -> f64 {
+pub fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

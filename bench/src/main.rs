@@ -4,6 +4,7 @@
 
 mod index;
 mod kernels;
+mod pipeline;
 mod runs;
 mod table;
 
@@ -22,6 +23,12 @@ struct Cli {
 enum Command {
     /// Splitter, hash and cipher on one core, beside `kopia benchmark`
     Kernels,
+    /// From bytes in memory to packs on one core, beside the sum of the kernels and beside kopia
+    Pipeline {
+        /// How much data, in MiB
+        #[arg(long, default_value_t = 1024)]
+        mib: usize,
+    },
     /// Whole backups and restores in memory file systems, beside kopia
     Runs {
         /// Size of the single large file in MiB
@@ -68,6 +75,7 @@ enum Command {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Kernels => kernels::run(),
+        Command::Pipeline { mib } => pipeline::run(mib),
         Command::Runs { large_mib, small_files, repeat } => runs::run(large_mib, small_files, repeat),
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
         Command::MakeIndex { path, contents } => index::make(&path, contents),

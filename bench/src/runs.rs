@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const PASSWORD: &str = "benchmark";
+/// Of all repositories that are measured.
+pub const PASSWORD: &str = "benchmark";
 /// Far more than either side needs: the group is there to measure, not to limit.
 const NO_LIMIT: u64 = 8 << 30;
 
@@ -49,9 +50,12 @@ struct Measured {
 }
 
 #[derive(Clone, Copy)]
-struct Cost {
-    seconds: f64,
-    peak: u64,
+/// What a command took.
+pub struct Cost {
+    /// By the clock.
+    pub seconds: f64,
+    /// The most memory of its own, in bytes.
+    pub peak: u64,
 }
 
 fn compare(folder: &Path, source: &Path, repeat: usize) -> Result<Vec<Measured>> {
@@ -107,7 +111,8 @@ fn median(mut costs: Vec<Cost>) -> Cost {
     costs[costs.len() / 2]
 }
 
-fn finish(command: Command) -> Result<Cost> {
+/// Runs a command that must succeed.
+pub fn finish(command: Command) -> Result<Cost> {
     let started = Instant::now();
     let limited = run_limited(command, NO_LIMIT, Duration::from_secs(1800))?;
     let seconds = started.elapsed().as_secs_f64();
@@ -148,7 +153,8 @@ impl Ours {
     }
 }
 
-fn write_noise(path: &Path, length: u64) -> Result<()> {
+/// A file that cannot be compressed.
+pub fn write_noise(path: &Path, length: u64) -> Result<()> {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
     let mut random = Random::new(length);
     let mut buffer = vec![0; 1 << 20];

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cluster;
 mod deny;
 mod fuzz;
@@ -27,6 +28,8 @@ enum Task {
     Test(test::Args),
     /// Run the fuzz targets for a bounded time.
     Fuzz(fuzz::Args),
+    /// Measure Lifeboat beside its peers; prints tables for bench/RESULTS.md.
+    Bench(bench::Args),
     /// Start, use and end real Kubernetes clusters for tests.
     Cluster(cluster::Args),
     /// Make container images without a registry, and load them into a cluster.
@@ -38,6 +41,7 @@ fn main() -> Result<()> {
         Task::Tools(args) => tools::main(&args),
         Task::Test(args) => test::main(&args),
         Task::Fuzz(args) => fuzz::main(&args),
+        Task::Bench(args) => bench::main(&args),
         Task::Cluster(args) => cluster::main(&args),
         Task::Image(args) => cluster::image(&args),
     }

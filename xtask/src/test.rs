@@ -102,7 +102,8 @@ fn clippy() -> Result<()> {
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
 }
 
-fn cargo(args: &[&str]) -> Result<()> {
+/// Runs cargo, which must succeed.
+pub fn cargo(args: &[&str]) -> Result<()> {
     let status = Command::new("cargo").args(args).status().context("start cargo")?;
     ensure!(status.success(), "`cargo {}`: {status}", args.join(" "));
     Ok(())
