@@ -134,6 +134,10 @@ fn cargo_test(args: &Args) -> Result<Count> {
         command.args(CLUSTER_CRATES.iter().flat_map(|name| ["--exclude", name]));
     }
     command.args(args.filter.iter());
+    if args.long {
+        // What only a long run can do is marked as ignored, with the reason.
+        command.args(["--", "--include-ignored"]);
+    }
     let mut child = command.spawn().context("start cargo test")?;
     let mut count = Count::default();
     if let Some(stdout) = child.stdout.take() {

@@ -106,6 +106,12 @@ fn pairwise() -> Vec<Combination> {
     chosen
 }
 
+/// Few combinations in which every value of every factor occurs.
+fn each_value() -> Vec<Combination> {
+    let longest = FACTORS.iter().map(|values| values.len()).max().unwrap_or(0);
+    (0..longest).map(|number| FACTORS.map(|values| number % values.len())).collect()
+}
+
 /// Every combination there is.
 fn all() -> Vec<Combination> {
     let mut combinations: Vec<Combination> = vec![[0; 5]];
@@ -157,12 +163,12 @@ impl Sources {
 
 /// Both sides write the same tree into one repository, which one of them created; each restores what the other
 /// wrote; kopia verifies and maintains it; both sides still restore it.
-fn cross(combination: Combination, created_by_kopia: bool, source: &Path) -> Result<()> {
+fn cross(release: &str, combination: Combination, created_by_kopia: bool, source: &Path) -> Result<()> {
     let [hash, cipher, splitter, version, compressor] = [0, 1, 2, 3, 4].map(|f| FACTORS[f][combination[f]]);
     let folder = tempfile::tempdir()?;
     let repository = folder.path().join("repository");
     std::fs::create_dir(&repository)?;
-    let (kopia, ours) = (Kopia::new(PASSWORD)?, Ours::new(PASSWORD)?);
+    let (kopia, ours) = (Kopia::with_tool(release, PASSWORD)?, Ours::new(PASSWORD)?);
     let format = [
         "--block-hash",
         hash,
@@ -216,7 +222,7 @@ fn cross(combination: Combination, created_by_kopia: bool, source: &Path) -> Res
 }
 
 /// Runs every combination on as many threads as there are processors and fails with all that failed.
-fn cross_all(combinations: &[Combination]) {
+fn cross_all(release: &str, combinations: &[Combination]) {
     let sources = Sources::new().unwrap();
     let next = AtomicUsize::new(0);
     let failures = std::sync::Mutex::new(Vec::new());
@@ -228,7 +234,7 @@ fn cross_all(combinations: &[Combination]) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(combination) = combinations.get(number) else { break };
                     let source = sources.of(SPLITTERS[combination[2]]);
-                    if let Err(error) = cross(*combination, number.is_multiple_of(2), source) {
+                    if let Err(error) = cross(release, *combination, number.is_multiple_of(2), source) {
                         let names = [0, 1, 2, 3, 4].map(|f| FACTORS[f][combination[f]]).join(" ");
                         failures.lock().unwrap().push(format!("{names}: {error:#}"));
                     }
@@ -245,13 +251,21 @@ fn cross_all(combinations: &[Combination]) {
         combinations.len(),
         failures[..failures.len().min(5)].join("\n")
     );
-    println!("{} combinations crossed", combinations.len());
+    println!("{} combinations crossed with {release}", combinations.len());
 }
 
 #[test]
 fn every_pair_of_algorithms_crosses_with_kopia() {
     let combinations = if is_long_run() { all() } else { pairwise() };
-    cross_all(&combinations);
+    cross_all("kopia", &combinations);
+}
+
+#[test]
+#[ignore = "needs further releases of kopia: part of `cargo xtask test --long`"]
+fn other_releases_of_kopia_cross_with_ours() {
+    for release in ["kopia-0.21.1", "kopia-0.19.0", "kopia-velero"] {
+        cross_all(release, &each_value());
+    }
 }
 
 #[test]
