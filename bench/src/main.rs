@@ -2,14 +2,17 @@
 
 #![forbid(unsafe_code)]
 
+mod datasets;
 mod index;
 mod kernels;
+mod peers;
 mod pipeline;
 mod runs;
 mod table;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use datasets::Dataset;
 use std::path::PathBuf;
 
 /// Measure Lifeboat beside kopia.
@@ -29,14 +32,20 @@ enum Command {
         #[arg(long, default_value_t = 1024)]
         mib: usize,
     },
-    /// Whole backups and restores in memory file systems, beside kopia
+    /// Whole backups and restores in memory file systems, beside kopia, restic and rustic
     Runs {
-        /// Size of the single large file in MiB
-        #[arg(long, default_value_t = 1024)]
+        /// Size of the single large file in MiB; 0 leaves it out
+        #[arg(long, default_value_t = 2048)]
         large_mib: u64,
-        /// How many small files
-        #[arg(long, default_value_t = 20_000)]
+        /// How many files of 1 MiB
+        #[arg(long, default_value_t = 2000)]
+        medium_files: u64,
+        /// How many files of 100 bytes to 4 KiB
+        #[arg(long, default_value_t = 200_000)]
         small_files: u64,
+        /// Length of a sparse image in MiB; one in 32 MiB is data
+        #[arg(long, default_value_t = 8192)]
+        sparse_mib: u64,
         /// How often each run is repeated; the median counts
         #[arg(long, default_value_t = 3)]
         repeat: usize,
@@ -76,7 +85,17 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Kernels => kernels::run(),
         Command::Pipeline { mib } => pipeline::run(mib),
-        Command::Runs { large_mib, small_files, repeat } => runs::run(large_mib, small_files, repeat),
+        Command::Runs { large_mib, medium_files, small_files, sparse_mib, repeat } => {
+            let wanted = [
+                (large_mib, Dataset::LargeFile { mebibytes: large_mib }),
+                (medium_files, Dataset::MediumFiles { count: medium_files }),
+                (small_files, Dataset::SmallFiles { count: small_files }),
+                (sparse_mib, Dataset::SparseImage { mebibytes: sparse_mib, data: sparse_mib.div_ceil(32) }),
+            ];
+            let datasets: Vec<_> =
+                wanted.into_iter().filter(|(size, _)| *size > 0).map(|(_, set)| set).collect();
+            runs::run(&datasets, repeat)
+        }
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
         Command::MakeIndex { path, contents } => index::make(&path, contents),
         Command::LookUp { path, cache, contents, count } => index::look_up(&path, &cache, contents, count),

@@ -1,8 +1,10 @@
 //! How fast one core takes bytes from memory to packs (split, hash, look up, encrypt, pack), beside the sum of the
 //! kernels in the same run, and beside what kopia reaches on one processor.
 
+use crate::datasets::write_noise;
 use crate::kernels::processor_time;
-use crate::runs::{PASSWORD, finish, write_noise};
+use crate::peers::PASSWORD;
+use crate::runs::finish;
 use crate::table::{Table, ratio};
 use anyhow::{Context, Result};
 use async_trait::async_trait;

@@ -16,6 +16,7 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Result<()> {
     tools::install_groups(&[Group::Peers])?;
+    tools::install_named(&["restic", "rustic"])?;
     // Whole runs are measured with the program that users run, built beside the benchmark.
     cargo(&["build", "--release", "--package", "lifeboat-repo-cli", "--package", "lifeboat-bench"])?;
     let mut run = vec!["run", "--release", "--package", "lifeboat-bench", "--"];

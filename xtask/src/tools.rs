@@ -39,6 +39,11 @@ pub fn install_groups(groups: &[Group]) -> Result<()> {
     install_all(&of_groups(groups))
 }
 
+/// Installs these tools.
+pub fn install_named(names: &[&str]) -> Result<()> {
+    install_all(&lifeboat_tools::select(names)?)
+}
+
 fn of_groups(groups: &[Group]) -> Vec<&'static Tool> {
     TOOLS.iter().filter(|tool| groups.contains(&tool.group)).collect()
 }

@@ -107,11 +107,11 @@ fn commands(tool: &Tool, into: &Path) -> Result<Vec<Command>> {
                 .current_dir(into);
             vec![command]
         }
-        Recipe::Cargo => {
+        Recipe::Cargo { package } => {
             let mut command = Command::new("cargo");
             command.args(["install", "--locked", "--version", tool.version, "--root"]).arg(into);
             // Inside the checkout, whose toolchain file picks the compiler, but away from its artifacts and flags.
-            command.arg(tool.name).current_dir(env!("CARGO_MANIFEST_DIR"));
+            command.arg(package).current_dir(env!("CARGO_MANIFEST_DIR"));
             command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
             vec![command]
         }

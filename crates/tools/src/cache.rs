@@ -26,7 +26,7 @@ pub(crate) fn folder(recipe: &Recipe) -> Option<PathBuf> {
     let folder = match recipe {
         Recipe::GoBuild { module, .. } | Recipe::GoTest { module, .. } => module,
         Recipe::Npm { folder, .. } => folder,
-        Recipe::Cargo | Recipe::Debian { .. } => return None,
+        Recipe::Cargo { .. } | Recipe::Debian { .. } => return None,
     };
     Some(modules_dir().join(folder))
 }
@@ -53,7 +53,7 @@ pub(crate) fn program(tool: &Tool) -> Result<PathBuf> {
 pub(crate) fn program_in_home(tool: &Tool) -> PathBuf {
     match tool.recipe {
         Recipe::Npm { command, .. } => Path::new("node_modules/.bin").join(command),
-        Recipe::Cargo => Path::new("bin").join(tool.name),
+        Recipe::Cargo { .. } => Path::new("bin").join(tool.name),
         Recipe::GoBuild { .. } | Recipe::GoTest { .. } | Recipe::Debian { .. } => PathBuf::from(tool.name),
     }
 }

@@ -88,7 +88,10 @@ pub enum Recipe {
         command: &'static str,
     },
     /// A crate with a binary of the tool's own name, installed with its own lock file.
-    Cargo,
+    Cargo {
+        /// The name of the crate.
+        package: &'static str,
+    },
     /// Packages of the Debian release that runs the tests; their versions are the release's own.
     Debian {
         /// The packages to install.
@@ -138,7 +141,7 @@ mod tests {
             let pins: &[&str] = match tool.recipe {
                 Recipe::GoBuild { .. } | Recipe::GoTest { .. } => &["go.mod", "go.sum"],
                 Recipe::Npm { .. } => &["package.json", "package-lock.json"],
-                Recipe::Cargo | Recipe::Debian { .. } => &[],
+                Recipe::Cargo { .. } | Recipe::Debian { .. } => &[],
             };
             for file in pins {
                 let path = cache::folder(&tool.recipe).unwrap().join(file);

@@ -16,7 +16,7 @@ pub(crate) fn toolchain(recipe: &Recipe) -> Result<String> {
         Recipe::GoBuild { .. } | Recipe::GoTest { .. } => go().cloned(),
         Recipe::Npm { .. } => node().cloned(),
         // A finished Rust binary does not depend on the compiler that made it, and Debian keeps its own versions.
-        Recipe::Cargo | Recipe::Debian { .. } => Ok(String::new()),
+        Recipe::Cargo { .. } | Recipe::Debian { .. } => Ok(String::new()),
     }
 }
 

@@ -48,6 +48,12 @@ pub const TOOLS: &[Tool] = &[
         },
     },
     Tool {
+        name: "rustic",
+        version: "0.11.4",
+        group: Group::Long,
+        recipe: Recipe::Cargo { package: "rustic-rs" },
+    },
+    Tool {
         name: "fio",
         version: "of the Debian release",
         group: Group::Long,
@@ -57,8 +63,18 @@ pub const TOOLS: &[Tool] = &[
     kopia_suite("kopia-suite-robustness", "github.com/kopia/kopia/tests/robustness/robustness_test"),
     kopia_suite("kopia-suite-recovery", "github.com/kopia/kopia/tests/recovery/recovery_test"),
     // Checkers of the source.
-    Tool { name: "cargo-deny", version: "0.20.2", group: Group::Lint, recipe: Recipe::Cargo },
-    Tool { name: "cargo-fuzz", version: "0.13.2", group: Group::Lint, recipe: Recipe::Cargo },
+    Tool {
+        name: "cargo-deny",
+        version: "0.20.2",
+        group: Group::Lint,
+        recipe: Recipe::Cargo { package: "cargo-deny" },
+    },
+    Tool {
+        name: "cargo-fuzz",
+        version: "0.13.2",
+        group: Group::Lint,
+        recipe: Recipe::Cargo { package: "cargo-fuzz" },
+    },
     // The cluster.
     kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
