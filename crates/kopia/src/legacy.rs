@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, PutOptions};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// Prefix of index blobs.
@@ -93,11 +93,18 @@ impl LegacyIndex {
 
     /// The blobs in force now.
     pub async fn active(&self) -> Result<Vec<BlobMetadata>> {
+        self.active_without(&BTreeSet::new()).await
+    }
+
+    /// The blobs in force now, as if those in `left_out` (index blobs or logs) did not exist: what an index blob among
+    /// them had replaced is in force again, as far as it is still there.
+    pub async fn active_without(&self, left_out: &BTreeSet<BlobId>) -> Result<Vec<BlobMetadata>> {
+        let usable = |blob: &BlobMetadata| !left_out.contains(&blob.id);
         // Logs first: a log that appears after this listing only means that inputs are read once more, while a
         // log seen without its outputs would be ignored anyway.
         let listed: Vec<BlobMetadata> = self.store.list(COMPACTION_LOG).try_collect().await?;
         let mut logs = BTreeMap::new();
-        for blob in listed {
+        for blob in listed.into_iter().filter(usable) {
             let known = self.logs.lock().get(&blob.id).cloned();
             let log = match known {
                 Some(log) => log,
@@ -108,10 +115,19 @@ impl LegacyIndex {
             };
             logs.insert(blob.id, log);
         }
-        let indexes: Vec<BlobMetadata> = self.store.list(INDEX).try_collect().await?;
+        let mut indexes: Vec<BlobMetadata> = self.store.list(INDEX).try_collect().await?;
+        indexes.retain(usable);
         let active = active(&indexes, logs.values().map(AsRef::as_ref));
         *self.logs.lock() = logs;
         Ok(active)
+    }
+
+    /// All index blobs and compaction logs, in force or not.
+    pub async fn all(&self) -> Result<Vec<BlobMetadata>> {
+        let mut all: Vec<BlobMetadata> = self.store.list(COMPACTION_LOG).try_collect().await?;
+        let indexes: Vec<BlobMetadata> = self.store.list(INDEX).try_collect().await?;
+        all.extend(indexes);
+        Ok(all)
     }
 
     /// Reads a log; `None` if it was cleaned up since it was listed.

@@ -6,9 +6,6 @@ mod maintain_common;
 use lifeboat_blobs::wrap::Fault;
 use lifeboat_blobs::wrap::fault::{Action, Logged, Rule};
 use lifeboat_blobs::{ErrorKind, Operation};
-use lifeboat_index::Prefix;
-use lifeboat_kopia::content::ContentToWrite;
-use lifeboat_kopia::format::{Format, Password};
 use lifeboat_kopia::maintain::{self, Mode, Options, Outcome, Report, Safety};
 use lifeboat_kopia::maintenance::Task;
 use lifeboat_kopia::manifest::ManifestId;
@@ -16,8 +13,6 @@ use lifeboat_kopia::repo::Repository;
 use maintain_common::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-const MINUTE: i64 = 60_000_000_000;
 
 /// A repository in which one full maintenance has everything to do.
 struct Scene {
@@ -78,35 +73,6 @@ impl Scene {
         assert!(bytes < 400_000, "{what}: {bytes} bytes are left: {report}");
         assert_whole(&world.open().await, &self.expected).await;
     }
-}
-
-/// Makes epochs short, so that a few index blobs are enough for all that can happen to them.
-async fn quicken_epochs(world: &World, repository: Repository) -> Repository {
-    let environment = repository.environment().clone();
-    let password = Password::new(PASSWORD);
-    let mut format = Format::open(&world.store, &password, &environment, None).await.unwrap();
-    let quicken = |format: &mut lifeboat_kopia::format::RepositoryFormat, _: &mut _| {
-        if let Some(epochs) = &mut format.epoch_parameters {
-            epochs.epoch_refresh_frequency = 3 * MINUTE;
-            epochs.min_epoch_duration = 10 * MINUTE;
-            epochs.cleanup_safety_margin = 60 * MINUTE;
-            epochs.epoch_advance_on_count_threshold = 10;
-            epochs.full_checkpoint_frequency = 1;
-        }
-    };
-    format.set_parameters(&world.store, &environment, quicken).await.unwrap();
-    world.open().await
-}
-
-/// A content that no snapshot needs, in a pack and an index blob of its own.
-async fn write_orphan(repository: &Repository, seed: u64) {
-    let contents = repository.contents().clone();
-    let write = move || {
-        let data = noise(seed, 100);
-        contents.write(&ContentToWrite { data: &data, prefix: Prefix::NONE, compression: None }).unwrap();
-    };
-    tokio::task::spawn_blocking(write).await.unwrap();
-    repository.flush().await.unwrap();
 }
 
 fn is_change(call: &Logged) -> bool {

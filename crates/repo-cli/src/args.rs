@@ -1,5 +1,6 @@
 //! The command line: Kopia's nouns, verbs and flags, as far as this tool has them.
 
+use crate::commands::index::IndexCommand;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -51,6 +52,9 @@ pub enum Command {
     /// Check the contents of the repository
     #[command(subcommand)]
     Content(ContentCommand),
+    /// Recover the index of the repository
+    #[command(subcommand)]
+    Index(IndexCommand),
     /// See it work: back up a sample directory, lose it and get it back
     Quickstart(QuickstartArgs),
 }

@@ -98,6 +98,11 @@ impl Snapshot {
         Snapshot::new(Vec::new(), i64::MIN)
     }
 
+    /// The deletion watermark in unix seconds; `i64::MIN` if there is none.
+    pub fn watermark(&self) -> i64 {
+        self.watermark
+    }
+
     /// The same view under another deletion watermark; `i64::MIN` for none.
     #[must_use]
     pub fn with_watermark(&self, watermark: i64) -> Self {

@@ -12,17 +12,20 @@ use lifeboat_blobs::{BlobId, BlobMetadata, PutOptions};
 use lifeboat_index::{
     Catalog, IndexBlobName, IndexEntry, IndexSource, IndexVersion, LoadError, Snapshot, codec,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// How many index blobs are fetched at once.
 const PARALLEL_FETCHES: usize = 8;
 /// How often the listing is taken again because a listed blob was gone, and the first pause before.
-const RELIST_ATTEMPTS: u32 = 10;
+const RELIST_ATTEMPTS: u32 = 7;
 const RELIST_PAUSE: Duration = Duration::from_millis(100);
+/// In the name of a blob that is put there to keep clients away which do not know that the format has changed.
+const POISON: &str = "repository_unreadable_by_this_kopia_version";
 
 /// The blobs of the index, under the rules of the repository's format.
 #[derive(Debug)]
@@ -34,14 +37,27 @@ pub enum IndexBlobs {
 }
 
 impl IndexBlobs {
-    /// The blobs in force and the deletion watermark; listed anew, or as of the last write.
-    async fn active(&self, anew: bool) -> Result<(Vec<BlobMetadata>, i64)> {
+    /// The blobs in force and the deletion watermark; listed anew, or as of the last write. Those in `left_out` are
+    /// passed over.
+    async fn active(&self, anew: bool, left_out: &BTreeSet<BlobId>) -> Result<(Vec<BlobMetadata>, i64)> {
         match self {
             IndexBlobs::Epochs(index) => {
-                let committed = if anew { index.refresh().await? } else { index.current().await? };
-                Ok((committed.state.active(), committed.state.watermark.unwrap_or(i64::MIN)))
+                let state = if anew { index.refresh().await? } else { index.current().await? }.state;
+                let active = match left_out.is_empty() {
+                    true => state.active(),
+                    false => state.without(left_out).active(),
+                };
+                Ok((active, state.watermark.unwrap_or(i64::MIN)))
             }
-            IndexBlobs::Legacy(index) => Ok((index.active().await?, i64::MIN)),
+            IndexBlobs::Legacy(index) => Ok((index.active_without(left_out).await?, i64::MIN)),
+        }
+    }
+
+    /// All blobs that hold index entries, in force or not, and what says which of them are.
+    pub(super) async fn all(&self) -> Result<Vec<BlobMetadata>> {
+        match self {
+            IndexBlobs::Epochs(index) => Ok(index.refresh().await?.state.indexes().cloned().collect()),
+            IndexBlobs::Legacy(index) => index.all().await,
         }
     }
 
@@ -58,7 +74,29 @@ impl IndexBlobs {
     }
 }
 
+/// A blob of the index that cannot be used. What only it knows is unknown until the index is recovered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedIndex {
+    /// The blob.
+    pub blob: BlobId,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// Why a blob of the index is passed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum LeftOut {
+    /// It cannot be read. It gets another chance whenever the index is loaded anew.
+    Damaged(String),
+    /// It is about to be replaced by what is being recovered.
+    Replaced,
+}
+
 /// The published index of a repository.
+///
+/// A blob that cannot be read does not keep the others from being used: it is left out, and what it had replaced is
+/// used in its stead. Nothing is written or deleted on the strength of what is missing: contents that are not known
+/// are written again, and maintenance stops for as long as anything is left out.
 #[derive(Debug)]
 pub(super) struct CommittedIndex {
     pub(super) blobs: IndexBlobs,
@@ -69,6 +107,7 @@ pub(super) struct CommittedIndex {
     version: IndexVersion,
     put_options: PutOptions,
     current: RwLock<(Snapshot, Timestamp)>,
+    left_out: Mutex<BTreeMap<BlobId, LeftOut>>,
     /// One load at a time.
     loading: tokio::sync::Mutex<()>,
 }
@@ -93,6 +132,7 @@ impl CommittedIndex {
             version,
             put_options,
             current: RwLock::new((Snapshot::empty(), Timestamp::MIN)),
+            left_out: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
         }
     }
@@ -161,28 +201,86 @@ impl CommittedIndex {
         self.load(false, &own).await
     }
 
+    /// The blobs that were left out when the index was last loaded.
+    pub(super) fn damaged(&self) -> Vec<DamagedIndex> {
+        let damaged = |(blob, why): (&BlobId, &LeftOut)| match why {
+            LeftOut::Damaged(reason) => Some(DamagedIndex { blob: blob.clone(), reason: reason.clone() }),
+            LeftOut::Replaced => None,
+        };
+        self.left_out.lock().iter().filter_map(damaged).collect()
+    }
+
+    /// Passes over `blobs` from now on, whatever they hold, and over nothing else but what is damaged.
+    pub(super) async fn replace(&self, blobs: impl IntoIterator<Item = BlobId>) -> Result<()> {
+        let _one = self.loading.lock().await;
+        let replaced = blobs.into_iter().map(|blob| (blob, LeftOut::Replaced)).collect();
+        *self.left_out.lock() = replaced;
+        self.load(true, &BTreeSet::new()).await
+    }
+
+    /// Passes over a blob if it is only the blob that is the matter.
+    fn leave_out(&self, blob: String, reason: String) -> Result<()> {
+        let id = BlobId::new(&blob)?;
+        if blob.contains(POISON) {
+            return Err(Error::DamagedBlob { blob, reason });
+        }
+        tracing::warn!(blob, reason, "an index blob cannot be used and is left out; recover the index");
+        match self.left_out.lock().insert(id, LeftOut::Damaged(reason.clone())) {
+            None => Ok(()),
+            // Passing over it did not help: it is one that we have just written.
+            Some(_) => Err(Error::DamagedBlob { blob, reason }),
+        }
+    }
+
     /// Brings the catalogue to the blobs that are in force, and `own` blobs that were just written.
     async fn load(&self, mut anew: bool, own: &BTreeSet<IndexBlobName>) -> Result<()> {
+        if anew {
+            self.left_out.lock().retain(|_, why| *why == LeftOut::Replaced);
+        }
         let mut pause = RELIST_PAUSE;
-        for _ in 0..RELIST_ATTEMPTS {
+        let mut relisted = 0;
+        // Each round ends it, leaves out one blob more, or is one of a few that list again.
+        loop {
             let started = self.clock.now();
-            let (active, watermark) = self.blobs.active(anew).await?;
-            match self.load_active(active, watermark, own).await {
-                Ok(snapshot) => {
+            match self.load_once(anew, own).await {
+                Ok(Some(snapshot)) => {
                     *self.current.write() = (snapshot, started);
                     return Ok(());
                 }
+                Ok(None) => anew = false,
+                Err(FetchError::Failed(Error::DamagedBlob { blob, reason })) => {
+                    self.leave_out(blob, reason)?;
+                    anew = false;
+                }
                 // Somebody compacted the index between the listing and now: what replaced the blob is listed next.
-                Err(FetchError::Vanished(id)) => {
+                Err(FetchError::Vanished(id)) if relisted < RELIST_ATTEMPTS => {
                     tracing::debug!(blob = %id, "an index blob vanished; listing again");
                     tokio::time::sleep(pause).await;
                     pause *= 2;
+                    relisted += 1;
                     anew = true;
+                }
+                Err(FetchError::Vanished(id)) => {
+                    self.leave_out(
+                        id.to_string(),
+                        "it is listed again and again, but it is not there".into(),
+                    )?;
+                    anew = false;
                 }
                 Err(FetchError::Failed(error)) => return Err(error),
             }
         }
-        Err(Error::Invalid("index blobs keep vanishing while they are being read; try again later".into()))
+    }
+
+    /// One attempt to load; `None` if blobs had to be left out, so that others may be in force.
+    async fn load_once(
+        &self,
+        anew: bool,
+        own: &BTreeSet<IndexBlobName>,
+    ) -> std::result::Result<Option<Snapshot>, FetchError> {
+        let left_out: BTreeSet<BlobId> = self.left_out.lock().keys().cloned().collect();
+        let (active, watermark) = self.blobs.active(anew, &left_out).await?;
+        self.load_active(active, watermark, own).await
     }
 
     async fn load_active(
@@ -190,7 +288,7 @@ impl CommittedIndex {
         active: Vec<BlobMetadata>,
         watermark: i64,
         own: &BTreeSet<IndexBlobName>,
-    ) -> std::result::Result<Snapshot, FetchError> {
+    ) -> std::result::Result<Option<Snapshot>, FetchError> {
         let sizes: Arc<BTreeMap<IndexBlobName, BlobMetadata>> =
             Arc::new(active.into_iter().map(|blob| (IndexBlobName::from(blob.id.as_str()), blob)).collect());
         let mut names: BTreeSet<IndexBlobName> = sizes.keys().cloned().collect();
@@ -201,18 +299,27 @@ impl CommittedIndex {
             let (catalog, names) = (self.catalog.clone(), names.clone());
             blocking(move || catalog.missing(&names)).await?.map_err(Error::from)?
         };
+        let any_left_out = AtomicBool::new(false);
         stream::iter(
             missing.into_iter().filter_map(|name| sizes.get(&name).cloned().map(|blob| (name, blob))),
         )
         .map(Ok)
-        .try_for_each_concurrent(PARALLEL_FETCHES, |(name, blob)| async move {
-            let (source, memory) = self.loader.fetch(&blob).await?;
-            let catalog = self.catalog.clone();
-            blocking(move || catalog.add(&name, &source)).await?.map_err(Error::from)?;
-            drop(memory);
-            Ok::<(), FetchError>(())
+        .try_for_each_concurrent(PARALLEL_FETCHES, |(name, blob)| {
+            let any_left_out = &any_left_out;
+            async move {
+                match self.fetch_and_add(name, &blob).await {
+                    Err(FetchError::Failed(Error::DamagedBlob { blob, reason })) => {
+                        any_left_out.store(true, Ordering::Relaxed);
+                        Ok(self.leave_out(blob, reason)?)
+                    }
+                    outcome => outcome,
+                }
+            }
         })
         .await?;
+        if any_left_out.into_inner() {
+            return Ok(None);
+        }
 
         let (catalog, loader, runtime) = (self.catalog.clone(), self.loader.clone(), self.runtime.clone());
         let update = move || {
@@ -231,12 +338,24 @@ impl CommittedIndex {
             };
             let updated = catalog.update(&names, watermark, &mut load);
             match (updated, vanished) {
-                (Ok(snapshot), _) => Ok(snapshot),
+                (Ok(snapshot), _) => Ok(Some(snapshot)),
                 (Err(_), Some(id)) => Err(FetchError::Vanished(id)),
                 (Err(error), None) => Err(FetchError::Failed(error.into())),
             }
         };
         blocking(update).await?
+    }
+
+    async fn fetch_and_add(
+        &self,
+        name: IndexBlobName,
+        blob: &BlobMetadata,
+    ) -> std::result::Result<(), FetchError> {
+        let (source, memory) = self.loader.fetch(blob).await?;
+        let catalog = self.catalog.clone();
+        blocking(move || catalog.add(&name, &source)).await?.map_err(Error::from)?;
+        drop(memory);
+        Ok(())
     }
 }
 

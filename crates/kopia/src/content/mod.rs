@@ -17,10 +17,10 @@ mod session;
 mod write;
 mod writer;
 
-pub use committed::IndexBlobs;
+pub use committed::{DamagedIndex, IndexBlobs};
 pub use iterate::ContentRange;
 pub use merge::{MergedIndex, SealedShard};
-pub use recover::RecoverReport;
+pub use recover::{PackChoice, RecoverOptions, RecoverReport};
 pub use session::ClientIdentity;
 
 use crate::pack::PiecePool;
@@ -275,6 +275,11 @@ impl ContentStore {
     /// The published index as last loaded; what is not published yet is not in it.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.committed.snapshot()
+    }
+
+    /// Blobs of the index that could not be used when it was last loaded, and were left out.
+    pub fn damaged_index(&self) -> Vec<DamagedIndex> {
+        self.shared.committed.damaged()
     }
 
     /// Loads the index as others have left it.

@@ -2,14 +2,44 @@
 
 use super::ContentStore;
 use super::committed::blocking;
-use crate::pack::{self, PackKind};
+use crate::pack::{LocalIndex, PackKind};
 use crate::{Error, Result};
-use futures::TryStreamExt;
-use lifeboat_blobs::BlobId;
-use lifeboat_index::{IndexEntry, supersedes};
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use lifeboat_blobs::{BlobId, BlobMetadata, ErrorKind};
+use parking_lot::Mutex;
 
-/// How many packs are read at once.
-const PARALLEL: usize = 8;
+/// Which packs the index is recovered from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PackChoice {
+    /// All of them.
+    #[default]
+    All,
+    /// Those whose names start with one of these.
+    Prefixes(Vec<String>),
+    /// These.
+    Named(Vec<BlobId>),
+}
+
+/// How the index is recovered.
+#[derive(Debug, Clone)]
+pub struct RecoverOptions {
+    /// From which packs.
+    pub packs: PackChoice,
+    /// How many of them are read at once.
+    pub parallel: usize,
+    /// Publish what was found; without it, nothing is changed.
+    pub commit: bool,
+    /// Start from nothing: believe no index blob, and delete all that were there once everything is published. They
+    /// are deleted only if every pack could be read.
+    pub replace_index: bool,
+}
+
+impl Default for RecoverOptions {
+    fn default() -> Self {
+        RecoverOptions { packs: PackChoice::All, parallel: 8, commit: false, replace_index: false }
+    }
+}
 
 /// What was recovered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,74 +50,173 @@ pub struct RecoverReport {
     pub damaged_packs: u64,
     /// Entries that they hold.
     pub entries: u64,
-    /// Entries that the index did not have.
+    /// Entries that the index did not have. With `commit`, it has them now.
     pub missing: u64,
+    /// Index blobs that were replaced; without `commit`, those that would be.
+    pub replaced_blobs: u64,
 }
 
 impl ContentStore {
-    /// Reads the local index of every pack, and with `commit` adds what the index is missing. Packs that cannot be
-    /// read are passed to `damaged` and left out.
+    /// Reads the local index of packs, and with [`commit`](RecoverOptions::commit) adds what the index is missing.
+    /// Packs that cannot be read are passed to `damaged` and left out.
+    ///
+    /// Contents whose deletion was dropped from the index long ago come back if their pack is still there;
+    /// maintenance deletes them again.
     pub async fn recover_index(
         &self,
-        commit: bool,
-        damaged: &mut (dyn FnMut(&BlobId, Error) + Send),
+        options: &RecoverOptions,
+        damaged: &mut (dyn FnMut(&BlobId, &Error) + Send),
     ) -> Result<RecoverReport> {
-        if commit {
+        if options.commit {
             self.writer("recover the index")?;
         }
-        let mut report = RecoverReport::default();
-        for kind in PackKind::ALL {
-            let shared = &self.shared;
-            let mut packs = shared
-                .store
-                .list(kind.blob_prefix())
-                .map_ok(|blob| async move {
-                    let entries = pack::recover(&*shared.store, &shared.sealer, &blob).await;
-                    Ok((blob.id, entries))
-                })
-                .try_buffer_unordered(PARALLEL);
-            while let Some((id, entries)) = packs.try_next().await? {
-                report.packs += 1;
-                let entries = match entries {
-                    Ok(entries) => entries,
-                    Err(error) => {
-                        report.damaged_packs += 1;
-                        damaged(&id, error);
-                        continue;
-                    }
-                };
-                report.entries += entries.len() as u64;
-                let store = self.clone();
-                report.missing += blocking(move || store.adopt(entries, commit)).await??;
+        let replaced = match options.replace_index {
+            true => self.index_blobs().all().await?,
+            false => Vec::new(),
+        };
+        if !replaced.is_empty() {
+            self.shared.committed.replace(replaced.iter().map(|blob| blob.id.clone())).await?;
+        }
+        let recovered = self.recover_from_packs(options, damaged).await;
+        let outcome = match recovered {
+            Ok(mut report) => {
+                report.replaced_blobs = replaced.len() as u64;
+                match options.commit && report.damaged_packs == 0 {
+                    true => self.delete_replaced(&replaced).await.map(|()| report),
+                    false => Ok(report),
+                }
             }
+            Err(error) => Err(error),
+        };
+        if !replaced.is_empty() {
+            // Whatever became of it, what is there counts again.
+            self.shared.committed.replace([]).await?;
         }
-        if commit {
-            self.flush().await?;
-        }
-        Ok(report)
+        outcome
     }
 
-    /// How many of `entries` the index does not have; with `commit` they are added.
-    fn adopt(&self, entries: Vec<IndexEntry>, commit: bool) -> Result<u64> {
+    async fn recover_from_packs(
+        &self,
+        options: &RecoverOptions,
+        damaged: &mut (dyn FnMut(&BlobId, &Error) + Send),
+    ) -> Result<RecoverReport> {
+        let report = Mutex::new((RecoverReport::default(), damaged));
+        let recover = |(id, listed): (BlobId, Option<BlobMetadata>)| {
+            let report = &report;
+            async move {
+                let read = self.recover_pack(&id, listed, options.commit).await;
+                let (report, damaged) = &mut *report.lock();
+                report.packs += 1;
+                match read {
+                    Ok((entries, missing)) => {
+                        report.entries += entries;
+                        report.missing += missing;
+                    }
+                    Err(error) if is_about_the_pack(&error) => {
+                        report.damaged_packs += 1;
+                        damaged(&id, &error);
+                    }
+                    Err(error) => return Err(error),
+                }
+                Ok(())
+            }
+        };
+        self.chosen_packs(&options.packs).try_for_each_concurrent(options.parallel.max(1), recover).await?;
+        if options.commit {
+            self.flush().await?;
+        }
+        Ok(report.into_inner().0)
+    }
+
+    /// The packs to read, with what a listing says of them if there was one.
+    fn chosen_packs<'a>(
+        &'a self,
+        choice: &PackChoice,
+    ) -> BoxStream<'a, Result<(BlobId, Option<BlobMetadata>)>> {
+        let store = &self.shared.store;
+        let listed = |prefixes: Vec<String>| {
+            let lists = stream::iter(prefixes).flat_map(|prefix| store.list(&prefix));
+            lists.map_ok(|blob| (blob.id.clone(), Some(blob))).err_into().boxed()
+        };
+        match choice {
+            PackChoice::All => listed(PackKind::ALL.map(|kind| kind.blob_prefix().to_owned()).to_vec()),
+            PackChoice::Prefixes(prefixes) => listed(prefixes.clone()),
+            PackChoice::Named(names) => stream::iter(names.clone()).map(|name| Ok((name, None))).boxed(),
+        }
+    }
+
+    /// How many entries a pack has and how many of them the index does not have; with `commit` those are added.
+    async fn recover_pack(
+        &self,
+        id: &BlobId,
+        listed: Option<BlobMetadata>,
+        commit: bool,
+    ) -> Result<(u64, u64)> {
+        let shared = &self.shared;
+        let pack = match listed {
+            Some(pack) => pack,
+            None => shared.store.head(id).await?,
+        };
+        let budget = shared.committed.loader().budget();
+        let index = LocalIndex::read(&*shared.store, &shared.sealer, budget, &pack).await?;
+        let store = self.clone();
+        let adopt = move || {
+            let missing = store.adopt(&index, commit)?;
+            // The memory returns before a flush is waited for, which may need it.
+            let entries = index.len();
+            drop(index);
+            if commit {
+                store.flush_if_due(store.writer("recover the index")?)?;
+            }
+            Ok((entries, missing))
+        };
+        blocking(adopt).await?
+    }
+
+    fn adopt(&self, index: &LocalIndex, commit: bool) -> Result<u64> {
+        let watermark = self.shared.committed.snapshot().watermark();
         let mut missing = 0;
-        for entry in entries {
-            let known = match self.lookup(&entry.id)? {
-                Some(known) => known == entry || supersedes(&known, &entry),
-                None => false,
-            };
-            if known {
+        for entry in index.entries() {
+            let entry = entry.map_err(|e| Error::Invalid(e.to_string()))?;
+            if entry.deleted && entry.timestamp_seconds <= watermark {
                 continue;
             }
-            missing += 1;
-            if commit {
-                let writer = self.writer("recover the index")?;
-                let _batch = writer.barrier.read();
-                self.add_recovered(writer, &entry)?;
-            }
-        }
-        if commit {
-            self.flush_if_due(self.writer("recover the index")?)?;
+            let added = match commit {
+                true => self.add_recovered(self.writer("recover the index")?, &entry)?,
+                false => !self.lookup(&entry.id)?.is_some_and(|known| covers(&known, &entry)),
+            };
+            missing += u64::from(added);
         }
         Ok(missing)
+    }
+
+    /// Deletes index blobs whose entries are all published elsewhere. Those under a lock stay, and do no harm.
+    pub(super) async fn delete_replaced(&self, blobs: &[BlobMetadata]) -> Result<()> {
+        for blob in blobs {
+            match self.shared.store.delete(&blob.id).await {
+                Err(error) if error.kind() == ErrorKind::Locked => {
+                    tracing::warn!(blob = %blob.id, %error, "a replaced index blob stays");
+                }
+                deleted => deleted?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an entry of the index makes another one superfluous.
+pub(super) fn covers(known: &lifeboat_index::IndexEntry, entry: &lifeboat_index::IndexEntry) -> bool {
+    known == entry || lifeboat_index::supersedes(known, entry)
+}
+
+/// Whether the other packs may still be readable.
+fn is_about_the_pack(error: &Error) -> bool {
+    match error {
+        Error::DamagedBlob { .. } | Error::MissingBlob { .. } | Error::Budget(_) => true,
+        Error::Storage(error) => matches!(
+            error.kind(),
+            ErrorKind::NotFound | ErrorKind::InvalidRange | ErrorKind::Corrupt | ErrorKind::PermissionDenied
+        ),
+        _ => false,
     }
 }

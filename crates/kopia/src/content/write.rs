@@ -1,5 +1,6 @@
 //! Writing and deleting contents: name them, look them up, and have those packed that are not there.
 
+use super::recover::covers;
 use super::session::Pending;
 use super::writer::{Writer, WriterState};
 use super::{ContentStore, ContentToWrite};
@@ -225,24 +226,40 @@ impl ContentStore {
     fn delete_in_batch(&self, writer: &Writer, id: &ContentId) -> Result<()> {
         let now = self.shared.environment.clock.now().as_second();
         let mut state = writer.state.lock();
-        while matches!(state.pending(id), Some(Pending::Claimed)) {
-            writer.settled.wait(&mut state);
-        }
-        state.check_failure()?;
-        let known = state.find(id).map(|(entry, _)| entry);
-        let known = match known {
-            Some(entry) => Some(entry),
-            None => self.shared.committed.ask(|index| index.get(id))?,
-        };
+        let known = self.known(writer, &mut state, id)?;
         let Some(entry) = known.filter(|entry| !entry.deleted) else { return Ok(()) };
         let timestamp_seconds = later_than(now, Some(entry.timestamp_seconds));
         self.add_entry(&mut state, IndexEntry { deleted: true, timestamp_seconds, ..entry })
     }
 
-    /// Adds an entry for bytes that are in the store already.
-    pub(super) fn add_recovered(&self, writer: &Writer, entry: &IndexEntry) -> Result<()> {
-        writer.state.lock().session(self)?.add_foreign(entry);
-        Ok(())
+    /// Adds an entry for bytes that are in the store already, unless what is known makes it superfluous; returns
+    /// whether it was added.
+    pub(super) fn add_recovered(&self, writer: &Writer, entry: &IndexEntry) -> Result<bool> {
+        let _batch = writer.barrier.read();
+        let mut state = writer.state.lock();
+        let known = self.known(writer, &mut state, &entry.id)?;
+        let added = !known.is_some_and(|known| covers(&known, entry));
+        if added {
+            state.session(self)?.add_foreign(entry);
+        }
+        Ok(added)
+    }
+
+    /// What is known of a content, once no other thread is writing it.
+    fn known(
+        &self,
+        writer: &Writer,
+        state: &mut MutexGuard<'_, WriterState>,
+        id: &ContentId,
+    ) -> Result<Option<IndexEntry>> {
+        while matches!(state.pending(id), Some(Pending::Claimed)) {
+            writer.settled.wait(state);
+        }
+        state.check_failure()?;
+        match state.find(id) {
+            Some((entry, _)) => Ok(Some(entry)),
+            None => self.shared.committed.ask(|index| index.get(id)),
+        }
     }
 
     /// Adds an entry that brings no bytes of its own.

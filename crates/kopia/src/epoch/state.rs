@@ -5,7 +5,7 @@ use super::sets::{RangeCheckpoint, complete_sets, longest_chain};
 use crate::format::EpochParameters;
 use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The index as one listing of the `x` blobs shows it.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,8 @@ pub struct EpochState {
     pub markers: BTreeMap<Epoch, BlobMetadata>,
     /// The deletion watermarks.
     pub watermarks: BTreeMap<i64, BlobMetadata>,
+    /// All that was listed, in order of the names.
+    listing: Vec<BlobMetadata>,
 }
 
 impl EpochState {
@@ -33,7 +35,7 @@ impl EpochState {
         let mut state = EpochState::default();
         let mut singles: BTreeMap<Epoch, Vec<BlobMetadata>> = BTreeMap::new();
         let mut ranges: BTreeMap<(Epoch, Epoch), Vec<BlobMetadata>> = BTreeMap::new();
-        for blob in blobs {
+        for blob in blobs.iter().cloned() {
             let name = blob.id.as_str();
             if name.starts_with(names::WATERMARK) {
                 if let Some(time) = names::watermark_of(name) {
@@ -67,7 +69,22 @@ impl EpochState {
         state.chain = longest_chain(&ranges);
         state.write_epoch = state.markers.keys().next_back().copied().unwrap_or(0);
         state.watermark = state.watermarks.keys().next_back().copied();
+        state.listing = blobs;
         state
+    }
+
+    /// The state as it would be without the blobs in `left_out`, which cannot be used: what they had replaced is in
+    /// force again, as far as it is still there.
+    #[must_use]
+    pub fn without(&self, left_out: &BTreeSet<BlobId>) -> Self {
+        let usable = |blob: &&BlobMetadata| !left_out.contains(&blob.id);
+        EpochState::from_listing(self.listing.iter().filter(usable).cloned().collect())
+    }
+
+    /// All blobs that hold index entries, in force or not.
+    pub fn indexes(&self) -> impl Iterator<Item = &BlobMetadata> {
+        let kinds = [names::UNCOMPACTED, names::SINGLE, names::RANGE];
+        self.listing.iter().filter(move |blob| kinds.iter().any(|kind| blob.id.as_str().starts_with(kind)))
     }
 
     /// The first epoch that no range checkpoint in force covers.
@@ -220,6 +237,19 @@ mod tests {
 
     fn active(state: &EpochState) -> Vec<String> {
         state.active().iter().map(|blob| blob.id.to_string()).collect()
+    }
+
+    #[test]
+    fn a_compaction_that_cannot_be_used_gives_way_to_what_it_replaced() {
+        let state =
+            listing(&["xe5", "xn3_a-s1-c1", "xr0_2_b-s2-c1", "xs3_c-s3-c1", "xs2_d-s4-c1", "xn5_e-s5-c1"]);
+        assert_eq!(active(&state), ["xr0_2_b-s2-c1", "xs3_c-s3-c1", "xn5_e-s5-c1"]);
+        let without = |names: &[&str]| {
+            active(&state.without(&names.iter().map(|name| BlobId::new(name).unwrap()).collect()))
+        };
+        assert_eq!(without(&["xs3_c-s3-c1"]), ["xr0_2_b-s2-c1", "xn3_a-s1-c1", "xn5_e-s5-c1"]);
+        assert_eq!(without(&["xr0_2_b-s2-c1"]), ["xs2_d-s4-c1", "xs3_c-s3-c1", "xn5_e-s5-c1"]);
+        assert_eq!(state.indexes().count(), 5);
     }
 
     #[test]

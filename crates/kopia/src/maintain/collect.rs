@@ -149,6 +149,7 @@ impl Session {
         let mut obstacles = marks.obstacles.clone();
         let survey = self.survey(&marks).await?;
         obstacles.extend(self.confirm_missing(&marks, &survey).await?);
+        obstacles.extend(self.check_index());
         let blocked = !obstacles.is_empty();
         let (delete, undelete) = (survey.amount(Verdict::Delete), survey.amount(Verdict::Undelete));
         tracing::info!(

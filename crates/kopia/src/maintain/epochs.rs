@@ -86,6 +86,7 @@ impl Session {
     pub(super) async fn delete_superseded(&mut self, index: &EpochIndex) -> Result<Done> {
         // Everything in force has been fetched, opened and parsed when this returns: also what replaces the blobs.
         self.repository.contents().refresh().await?;
+        self.stop_at(self.check_index())?;
         let state = index.refresh().await?.state;
         let doomed = self.superseded_indexes(index, &state);
         if doomed.is_empty() {

@@ -48,6 +48,8 @@ impl Session {
         index: &LegacyIndex,
         dropped: Option<Timestamp>,
     ) -> Result<Done> {
+        self.repository.contents().refresh().await?;
+        self.stop_at(self.check_index())?;
         let max_pack_size = self.format.repository().max_pack_size();
         let inputs = choose(index.active().await?, max_pack_size, dropped.is_some());
         let needed = inputs.len() > 1 || (dropped.is_some() && !inputs.is_empty());

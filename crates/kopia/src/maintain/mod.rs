@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub use report::{Amount, Extent, Obstacle, Outcome, Pending, Report, TaskReport, Waiting};
 pub use safety::Safety;
 
-use crate::content::IndexBlobs;
+use crate::content::{DamagedIndex, IndexBlobs};
 use crate::format::Format;
 use crate::gojson::GoTime;
 use crate::maintenance::{Params, Run, RunExtra, Task};
@@ -44,6 +44,7 @@ use crate::pack::PackKind;
 use crate::repo::{Access, Repository};
 use jiff::{SignedDuration, Timestamp};
 use ledger::{Ledger, last_success, safe_drop_time};
+use report::Obstacles;
 use sort::Scratch;
 use stats::Stats;
 use std::path::PathBuf;
@@ -364,6 +365,25 @@ impl Session {
         let begun = self.now();
         let outcome = self.cleanup_logs().await;
         self.conclude(Task::CleanupLogs, begun, outcome).await.map(drop)
+    }
+
+    /// Blobs of the index that are left out: what only they name looks as if nobody needed it.
+    fn check_index(&self) -> Obstacles {
+        let mut obstacles = Obstacles::default();
+        for DamagedIndex { blob, reason } in self.repository.contents().damaged_index() {
+            obstacles.add(Obstacle::DamagedIndex { blob: blob.to_string(), reason });
+        }
+        obstacles
+    }
+
+    /// Names what is in the way, if anything is, and ends the task.
+    fn stop_at(&mut self, obstacles: Obstacles) -> Result<()> {
+        if obstacles.is_empty() {
+            return Ok(());
+        }
+        let summary = obstacles.summary();
+        self.report.obstruct(obstacles);
+        Err(Error::Blocked(summary))
     }
 
     fn skip(&mut self, task: Task, why: &str) {

@@ -5,7 +5,7 @@ use super::mark::blocking;
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
 use super::sort::{RunWriter, Scratch, Sorted};
 use super::stats::{DeleteUnreferencedPacksStats, count32};
-use super::{Done, Error, Result, Session};
+use super::{Done, Result, Session};
 use crate::content::IndexBlobs;
 use crate::epoch::names;
 use crate::legacy;
@@ -88,11 +88,8 @@ impl Session {
         let survey = self.survey_packs(listed, rules).await?;
         let mut obstacles = self.check_unlisted(survey.unlisted).await?;
         obstacles.extend(self.check_index_listing().await?);
-        if !obstacles.is_empty() {
-            let summary = obstacles.summary();
-            self.report.obstruct(obstacles);
-            return Err(Error::Blocked(summary));
-        }
+        obstacles.extend(self.check_index());
+        self.stop_at(obstacles)?;
         let release = self.next_full_after(survey.release);
         self.report.wait(Waiting::UnreferencedBlobs, survey.retained, release);
         let mut stats = DeleteUnreferencedPacksStats {

@@ -95,6 +95,13 @@ pub enum Obstacle {
         /// The pack.
         pack: String,
     },
+    /// A blob of the index cannot be used: nobody knows what only it names.
+    DamagedIndex {
+        /// The blob.
+        blob: String,
+        /// Why.
+        reason: String,
+    },
     /// A listing left out a blob that is there, so no listing of this store can be trusted.
     IncompleteListing {
         /// The blob.
@@ -136,6 +143,11 @@ impl fmt::Display for Obstacle {
                 f,
                 "pack {pack} is missing from the store; back up again what was in it, or repair the repository \
                  (`verify` names what is affected)"
+            ),
+            Obstacle::DamagedIndex { blob, reason } => write!(
+                f,
+                "index blob {blob} cannot be used ({reason}); repair the repository, which recovers what it held \
+                 from the packs"
             ),
             Obstacle::IncompleteListing { blob } => {
                 write!(
@@ -272,9 +284,13 @@ impl Report {
     }
 
     pub(super) fn obstruct(&mut self, obstacles: Obstacles) {
-        self.obstacle_count += obstacles.count;
-        self.obstacles.extend(obstacles.named);
-        self.obstacles.truncate(MAX_NAMED);
+        let known = obstacles.named.iter().filter(|obstacle| self.obstacles.contains(obstacle)).count();
+        self.obstacle_count += obstacles.count - known as u64;
+        for obstacle in obstacles.named {
+            if self.obstacles.len() < MAX_NAMED && !self.obstacles.contains(&obstacle) {
+                self.obstacles.push(obstacle);
+            }
+        }
     }
 
     pub(super) fn wait(&mut self, waiting: Waiting, amount: Amount, not_before: Timestamp) {

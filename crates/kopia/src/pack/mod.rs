@@ -8,4 +8,4 @@ mod recover;
 pub use builder::{PackBuilder, PackKind, PackRecord};
 pub use piece::{Piece, PiecePool};
 pub use postamble::Postamble;
-pub use recover::recover;
+pub use recover::LocalIndex;

@@ -3,11 +3,11 @@
 
 use futures::TryStreamExt;
 use jiff::{SignedDuration, Timestamp};
-use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, MemoryStore, PutOptions};
+use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, FsOptions, FsStore, MemoryStore, PutOptions};
 use lifeboat_budget::Budget;
 use lifeboat_index::Prefix;
-use lifeboat_kopia::content::ClientIdentity;
-use lifeboat_kopia::format::{CreateOptions, Password};
+use lifeboat_kopia::content::{ClientIdentity, ContentToWrite};
+use lifeboat_kopia::format::{CreateOptions, Format, Password, RepositoryFormat};
 use lifeboat_kopia::maintain::{self, Mode, Options, Report, Safety};
 use lifeboat_kopia::manifest::ManifestId;
 use lifeboat_kopia::object::{ObjectId, WriterOptions};
@@ -19,10 +19,13 @@ use lifeboat_kopia::verify::{self, VerifyContents, VerifySnapshots};
 use lifeboat_kopia::{Clock, Environment};
 use lifeboat_primitives::kdf::KeyAlgorithm;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 pub const PASSWORD: &str = "correct horse";
+
+const MINUTE: i64 = 60_000_000_000;
 
 /// A clock that stands still until it is moved.
 #[derive(Debug, Clone)]
@@ -137,6 +140,27 @@ impl World {
         self.list(prefix).await.into_iter().map(|blob| blob.id.to_string()).collect()
     }
 
+    pub async fn get(&self, blob: &BlobId) -> Vec<u8> {
+        self.store.get(blob).await.unwrap().to_vec()
+    }
+
+    pub async fn put(&self, blob: &BlobId, bytes: &[u8]) {
+        self.store.put(blob, bytes.to_vec().into(), &PutOptions::default()).await.unwrap();
+    }
+
+    pub async fn delete(&self, blob: &BlobId) {
+        self.store.delete(blob).await.unwrap();
+    }
+
+    /// The same blobs in a folder that others can use.
+    pub async fn export(&self, folder: &Path) {
+        let store = FsStore::create(FsOptions::new(folder.to_owned())).await.unwrap();
+        for blob in self.list("").await {
+            let bytes = self.get(&blob.id).await;
+            store.put(&blob.id, bytes.into(), &PutOptions::default()).await.unwrap();
+        }
+    }
+
     /// Bytes in packs with user data.
     pub async fn data_bytes(&self) -> u64 {
         self.list("p").await.iter().map(|blob| blob.size).sum()
@@ -217,6 +241,35 @@ pub async fn save_snapshot(repository: &Repository, root: DirEntry) -> ManifestI
 pub async fn write_snapshot(repository: &Repository, files: &Files) -> ManifestId {
     let root = write_tree(repository, files).await;
     save_snapshot(repository, root).await
+}
+
+/// Makes epochs short, so that a few index blobs are enough for all that can happen to them.
+pub async fn quicken_epochs(world: &World, repository: Repository) -> Repository {
+    let environment = repository.environment().clone();
+    let password = Password::new(PASSWORD);
+    let mut format = Format::open(&world.store, &password, &environment, None).await.unwrap();
+    let quicken = |format: &mut RepositoryFormat, _: &mut _| {
+        if let Some(epochs) = &mut format.epoch_parameters {
+            epochs.epoch_refresh_frequency = 3 * MINUTE;
+            epochs.min_epoch_duration = 10 * MINUTE;
+            epochs.cleanup_safety_margin = 60 * MINUTE;
+            epochs.epoch_advance_on_count_threshold = 10;
+            epochs.full_checkpoint_frequency = 1;
+        }
+    };
+    format.set_parameters(&world.store, &environment, quicken).await.unwrap();
+    world.open().await
+}
+
+/// A content that no snapshot needs, in a pack and an index blob of its own.
+pub async fn write_orphan(repository: &Repository, seed: u64) {
+    let contents = repository.contents().clone();
+    let write = move || {
+        let data = noise(seed, 100);
+        contents.write(&ContentToWrite { data: &data, prefix: Prefix::NONE, compression: None }).unwrap();
+    };
+    tokio::task::spawn_blocking(write).await.unwrap();
+    repository.flush().await.unwrap();
 }
 
 /// Takes a snapshot, whole and published.

@@ -1,6 +1,7 @@
 //! One module for each noun.
 
 mod content;
+pub mod index;
 mod policy;
 mod quickstart;
 mod repository;
@@ -26,6 +27,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Restore(args) => restore::run(&session, &args),
         Command::Policy(command) => policy::run(&session, command),
         Command::Content(command) => content::run(&session, &command),
+        Command::Index(command) => index::run(&session, command),
         Command::Quickstart(_) => Ok(()),
     }
 }

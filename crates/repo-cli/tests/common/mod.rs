@@ -1,4 +1,5 @@
 //! One user of `lifeboat-repo`, as `lifeboat_testkit::kopia::Kopia` is one of kopia.
+#![allow(dead_code)] // not every test crate does everything
 
 use anyhow::{Context, Result};
 use lifeboat_testkit::kopia::Snapshot;
@@ -38,7 +39,6 @@ impl Ours {
         process::run_ok(self.command(args), LIMIT)
     }
 
-    #[allow(dead_code)] // not every test crate expects failures
     pub fn try_run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
         process::run(self.command(args), LIMIT)
     }

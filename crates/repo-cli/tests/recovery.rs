@@ -1,0 +1,77 @@
+//! Recovery by the command line: what kopia's users would type, with ours.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use anyhow::Result;
+use common::Ours;
+use lifeboat_testkit::kopia::Kopia;
+use lifeboat_testkit::tree::{Compare, TreeSpec, assert_same};
+use std::path::{Path, PathBuf};
+
+const PASSWORD: &str = "correct horse battery staple";
+
+/// The files of the blobs whose names start with `prefix`.
+fn blobs(repository: &Path, prefix: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut waiting = vec![repository.to_owned()];
+    while let Some(folder) = waiting.pop() {
+        for child in std::fs::read_dir(folder).unwrap() {
+            let path = child.unwrap().path();
+            let name = path.strip_prefix(repository).unwrap().to_str().unwrap().replace('/', "");
+            match path.is_dir() {
+                true => waiting.push(path),
+                false if name.starts_with(prefix) => found.push(path),
+                false => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn index_recover_has_kopias_flags_and_brings_a_lost_index_back() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [source, repository, target] =
+        ["source", "repository", "target"].map(|name| folder.path().join(name));
+    TreeSpec::small(1).grow(&source)?;
+    std::fs::create_dir(&repository)?;
+    let (kopia, ours) = (Kopia::new(PASSWORD)?, Ours::new(PASSWORD)?);
+    kopia.create_filesystem(&repository, &["--max-list-cache-duration=0s"])?;
+    ours.connect_filesystem(&repository)?;
+    let taken = kopia.snapshot(&source, &[])?;
+    blobs(&repository, "x").iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    kopia.run(["cache", "clear"])?;
+
+    let planned = text(&ours.run(["index", "recover"])?.stdout);
+    assert!(planned.starts_with("Found ") && planned.contains("--commit"), "{planned}");
+    assert!(blobs(&repository, "x").is_empty());
+    let metadata = text(&ours.run(["index", "recover", "--commit", "--blob-prefixes=q"])?.stdout);
+    assert!(metadata.starts_with("Recovered "), "{metadata}");
+    let packs = blobs(&repository, "p");
+    let name = packs[0].strip_prefix(&repository)?.to_str().unwrap().replace('/', "").replace(".f", "");
+    ours.run(["index", "recover", "--commit", "--blobs", &name])?;
+
+    // A pack that cannot be read is named; it makes the command fail unless that is asked for.
+    let good = std::fs::read(&packs[0])?;
+    std::fs::write(&packs[0], &good[..good.len() / 2])?;
+    let failed = ours.try_run(["index", "recover", "--commit", "--parallel=2"])?;
+    assert!(!failed.status.success() && text(&failed.stderr).contains(&name), "{failed:?}");
+    let ignored = ours.run(["index", "recover", "--commit", "--ignore-errors"])?;
+    assert!(text(&ignored.stderr).contains(&name));
+    std::fs::write(&packs[0], &good)?;
+
+    let replaced = text(&ours.run(["index", "recover", "--delete-indexes", "--commit"])?.stdout);
+    assert!(replaced.contains("Deleted "), "{replaced}");
+    kopia.run(["cache", "clear"])?;
+    kopia.verify_contents()?;
+    kopia.verify_snapshots()?;
+    kopia.restore(&taken.root.obj, &target)?;
+    assert_same(&source, &target, Compare::kept_by_kopia())?;
+    Ok(())
+}
