@@ -8,6 +8,7 @@ use lifeboat_primitives::aead::{Cipher, CipherAlgorithm, OVERHEAD, StreamVerifie
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_primitives::ecc;
 use lifeboat_primitives::hash::{Digest, HashAlgorithm, Hasher};
+use std::borrow::Cow;
 use std::fmt;
 
 /// How many trailing bytes of a hash a content or blob is sealed with.
@@ -153,18 +154,32 @@ impl Sealer {
         sealed: &[u8],
     ) -> std::result::Result<Bytes, String> {
         let plain = self.open_with_id(seal_id(id.hash()), sealed).map_err(|e| e.to_string())?;
-        let original_length = original_length as usize;
         let data = match compression {
             0 => Bytes::from(plain),
             number => Compressor::from_id(number)
-                .and_then(|compressor| compressor.decompress(&plain, original_length))
+                .and_then(|compressor| compressor.decompress(&plain, original_length as usize))
                 .map_err(|e| e.to_string())?
                 .into(),
         };
-        if data.len() != original_length {
-            return Err(format!("it has {} bytes, the index says {original_length}", data.len()));
-        }
+        check_length(data.len(), original_length)?;
         Ok(data)
+    }
+
+    /// Opens a content where its sealed bytes lie, which saves a buffer and a copy; what it leaves of them is of no
+    /// use. Otherwise like [`open_content`](Self::open_content).
+    pub fn open_content_in_place<'a>(
+        &self,
+        id: &ContentId,
+        compression: u32,
+        original_length: u32,
+        sealed: &'a mut [u8],
+    ) -> std::result::Result<Cow<'a, [u8]>, String> {
+        if compression != 0 || self.ecc.is_some() {
+            return Ok(Cow::Owned(self.open_content(id, compression, original_length, sealed)?.into()));
+        }
+        let plain = self.cipher.open_in_place(seal_id(id.hash()), sealed).map_err(|e| e.to_string())?;
+        check_length(plain.len(), original_length)?;
+        Ok(Cow::Borrowed(plain))
     }
 
     /// Seals a whole blob: the hash of its plaintext names it.
@@ -203,6 +218,13 @@ impl Sealer {
             Some(Ok(())) => Ok(id),
             _ => Err(Error::DamagedBlob { blob: name.into(), reason: "its name carries no hash".into() }),
         }
+    }
+}
+
+fn check_length(found: usize, expected: u32) -> std::result::Result<(), String> {
+    match found == expected as usize {
+        true => Ok(()),
+        false => Err(format!("it has {found} bytes, the index says {expected}")),
     }
 }
 
@@ -250,6 +272,8 @@ mod tests {
         let stored = "000102030405060708090a0b5211e421252f37c28a5aad463af16818748887901a";
         assert_eq!(hex::encode(&sealed), stored);
         assert_eq!(&sealer.open_content(&id, 0, 5, &sealed).unwrap()[..], b"hello");
+        assert_eq!(&sealer.open_content_in_place(&id, 0, 5, &mut sealed.clone()).unwrap()[..], b"hello");
+        assert!(sealer.open_content_in_place(&id, 0, 6, &mut sealed.clone()).is_err());
         assert!(sealer.open_content(&id, 0, 6, &sealed).is_err(), "the index must know the length");
         assert!(sealer.open_content(&id, 0x1101, 5, &sealed).is_err(), "and the compression");
         let other = "bc2cf927f9ed52cc29116e6a5cfdbdf8".parse().unwrap();

@@ -10,6 +10,7 @@ mod flush;
 mod iterate;
 mod load;
 mod merge;
+mod nearby;
 mod packing;
 mod read;
 mod recover;
@@ -37,6 +38,7 @@ use lifeboat_index::{Catalog, CatalogOptions, IndexEntry, IndexVersion, Prefix, 
 use lifeboat_primitives::aead::OVERHEAD;
 use lifeboat_primitives::compress::Compressor;
 use load::IndexLoader;
+use nearby::Nearby;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -186,6 +188,7 @@ struct Shared {
     identity: ClientIdentity,
     committed: CommittedIndex,
     cache: MetadataCache,
+    nearby: Nearby,
     writer: Option<Writer>,
     write_permission: Option<Arc<dyn WritePermission>>,
     runtime: Handle,
@@ -241,6 +244,7 @@ impl ContentStore {
                 Some(Writer::new(pool, options.parallel_puts, environment.clock.now()))
             }
         };
+        let nearby = Nearby::new(budget.clone());
         let cache = MetadataCache::new(budget, options.metadata_cache_bytes);
         let shared = Shared {
             store,
@@ -250,6 +254,7 @@ impl ContentStore {
             identity,
             committed,
             cache,
+            nearby,
             writer,
             write_permission,
             runtime,

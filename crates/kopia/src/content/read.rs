@@ -102,7 +102,10 @@ impl ContentStore {
             return Ok(here.clone());
         }
         let pack = BlobId::new(location.entry.pack.as_str())?;
-        self.shared.store.get_range(&pack, location.range()).await
+        match location.entry.id.prefix().is_none() {
+            true => self.shared.store.get_range(&pack, location.range()).await,
+            false => self.shared.nearby.read(&*self.shared.store, &pack, location.range()).await,
+        }
     }
 
     /// Opens on a worker thread what would hold up the async ones.
