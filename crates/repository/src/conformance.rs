@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod scattered;
+
 use crate::{
     AccessMode, BackupMode, DataType, ErrorKind, Id, ManifestFilter, ObjectWriteOptions, Readiness,
     Repository, RepositoryOptions, RepositoryService, Secret,
@@ -33,6 +35,11 @@ pub const SCENARIOS: &[Scenario] = &[
     ("unknown options are refused", unknown_options),
     ("objects of every awkward size come back byte for byte", object_sizes),
     ("an object can be read at any offset", seeking),
+    ("objects read together come back byte for byte", scattered::many_objects),
+    ("of objects read together a bad one stops no other", scattered::bad_ones_stop_nobody),
+    ("what a destination has already is kept, the rest is delivered", scattered::what_is_there_is_kept),
+    ("a destination that breaks off hears nothing more", scattered::breaking_off),
+    ("reading objects together ends when it is told to", scattered::stopping),
     ("equal data has equal ids", deduplication),
     ("a missing object is not found", missing_object),
     ("manifests are found by id, by labels and all together", manifests),

@@ -11,6 +11,7 @@
 
 mod error;
 mod options;
+mod scatter;
 mod traits;
 
 pub mod conformance;
@@ -20,6 +21,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use options::{
     AccessMode, BackupMode, DataType, ObjectWriteOptions, RepositoryOptions, Secret, StorageOptions,
 };
+pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
 pub use traits::{
     Features, Id, MaintenanceMode, MaintenanceOutcome, Manifest, ManifestFilter, ManifestMetadata,
     ObjectReader, ObjectWriter, Readiness, Repository, RepositoryService, WholeObject,

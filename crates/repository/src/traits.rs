@@ -1,6 +1,8 @@
 //! The interface itself.
 
-use crate::{Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result};
+use crate::{
+    Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result, ScatterOptions, ScatterTotals, Wanted,
+};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -144,6 +146,19 @@ pub struct ManifestFilter {
 pub trait Repository: Send + Sync {
     /// Opens an object for reading.
     fn open_object(&self, id: &Id) -> Result<Box<dyn ObjectReader>>;
+
+    /// Reads many objects at once, in the order that costs the engine least; `wanted` is asked on this thread, bit by
+    /// bit.
+    ///
+    /// What is wrong with a single object is told to its destination and stops no other. A failure of the storage as
+    /// a whole is returned; then, and after a stop, destinations that were not finished hear nothing more.
+    fn read_scattered<'a>(
+        &self,
+        wanted: &mut dyn Iterator<Item = Wanted<'a>>,
+        options: ScatterOptions<'_>,
+    ) -> Result<ScatterTotals> {
+        crate::scatter::one_by_one(self, wanted, options)
+    }
 
     /// Starts a new object.
     fn new_object(&self, options: &ObjectWriteOptions) -> Result<Box<dyn ObjectWriter>>;

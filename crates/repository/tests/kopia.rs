@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use jiff::Timestamp;
 use lifeboat_budget::Budget;
 use lifeboat_repository::conformance::{self, Harness};
 use lifeboat_repository::kopia::KopiaService;
 use lifeboat_repository::{
-    MaintenanceMode, MaintenanceOutcome, Readiness, Repository, RepositoryOptions, RepositoryService, Result,
-    Secret, StorageOptions,
+    Features, Id, MaintenanceMode, MaintenanceOutcome, Manifest, ManifestFilter, ManifestMetadata,
+    ObjectReader, ObjectWriteOptions, ObjectWriter, Readiness, Repository, RepositoryOptions,
+    RepositoryService, Result, Secret, StorageOptions,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -96,6 +98,77 @@ fn a_layer_can_be_put_in_between_without_touching_movers() {
     harness.service().create(&options).unwrap();
     harness.service().open(&options).unwrap().close().unwrap();
     assert_eq!(harness.service.opened.load(Ordering::Relaxed), 1);
+}
+
+/// An engine that offers nothing beyond what the interface asks of every engine.
+struct Minimal(KopiaService);
+
+struct MinimalRepository(Arc<dyn Repository>);
+
+impl RepositoryService for Minimal {
+    fn create(&self, options: &RepositoryOptions) -> Result<()> {
+        self.0.create(options)
+    }
+    fn connect(&self, options: &RepositoryOptions) -> Result<()> {
+        self.0.connect(options)
+    }
+    fn readiness(&self, options: &RepositoryOptions) -> Result<Readiness> {
+        self.0.readiness(options)
+    }
+    fn open(&self, options: &RepositoryOptions) -> Result<Arc<dyn Repository>> {
+        Ok(Arc::new(MinimalRepository(self.0.open(options)?)))
+    }
+    fn maintain(&self, options: &RepositoryOptions, mode: MaintenanceMode) -> Result<MaintenanceOutcome> {
+        self.0.maintain(options, mode)
+    }
+    fn default_maintenance_frequency(&self) -> Duration {
+        self.0.default_maintenance_frequency()
+    }
+}
+
+impl Repository for MinimalRepository {
+    fn open_object(&self, id: &Id) -> Result<Box<dyn ObjectReader>> {
+        self.0.open_object(id)
+    }
+    fn new_object(&self, options: &ObjectWriteOptions) -> Result<Box<dyn ObjectWriter>> {
+        self.0.new_object(options)
+    }
+    fn concatenate(&self, parts: &[Id]) -> Result<Id> {
+        self.0.concatenate(parts)
+    }
+    fn manifest(&self, id: &Id) -> Result<Manifest> {
+        self.0.manifest(id)
+    }
+    fn find_manifests(&self, filter: &ManifestFilter) -> Result<Vec<ManifestMetadata>> {
+        self.0.find_manifests(filter)
+    }
+    fn put_manifest(&self, labels: BTreeMap<String, String>, payload: &[u8]) -> Result<Id> {
+        self.0.put_manifest(labels, payload)
+    }
+    fn delete_manifest(&self, id: &Id) -> Result<()> {
+        self.0.delete_manifest(id)
+    }
+    fn flush(&self) -> Result<()> {
+        self.0.flush()
+    }
+    fn features(&self) -> Features {
+        self.0.features()
+    }
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+    fn close(&self) -> Result<()> {
+        self.0.close()
+    }
+}
+
+#[test]
+fn what_the_interface_does_by_itself_keeps_the_contract() {
+    let runtime = runtime();
+    let service = KopiaService::new(runtime.handle().clone(), Budget::new(BUDGET));
+    let harness = Folders::new(Minimal(service));
+    let own = |name: &str| name.contains("together") || name.contains("destination");
+    conformance::SCENARIOS.iter().filter(|(name, _)| own(name)).for_each(|(_, scenario)| scenario(&harness));
 }
 
 #[test]

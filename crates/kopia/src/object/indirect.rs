@@ -6,8 +6,10 @@ use super::writer::{ObjectWriter, WriterOptions};
 use crate::{Error, Result};
 use lifeboat_index::Prefix;
 use lifeboat_primitives::compress::Compressor;
-use serde::Deserialize;
-use std::fmt::Write;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::borrow::Cow;
+use std::fmt::{self, Write};
 
 /// What `stream` says.
 const STREAM: &str = "kopia:indirect";
@@ -62,14 +64,6 @@ fn push_entry(text: &mut String, comma: bool, entry: &Entry) {
 }
 
 #[derive(Deserialize)]
-struct Document {
-    #[serde(default)]
-    stream: String,
-    #[serde(default)]
-    entries: Option<Vec<DocumentEntry>>,
-}
-
-#[derive(Deserialize)]
 struct DocumentEntry {
     #[serde(default)]
     s: u64,
@@ -80,25 +74,110 @@ struct DocumentEntry {
 
 /// Reads an index; a text says what is wrong with it.
 pub(super) fn parse(json: &[u8]) -> std::result::Result<Vec<Entry>, String> {
-    let document: Document =
-        serde_json::from_slice(json).map_err(|e| format!("its index is not valid: {e}"))?;
-    if document.stream != STREAM {
-        return Err("its index is not an indirect index".into());
+    let mut entries = Vec::new();
+    visit_slice(json, &mut |entry| {
+        entries.push(entry);
+        true
+    })?;
+    Ok(entries)
+}
+
+/// Takes the entries of an index in order, until one is refused, which is an error.
+type Visit<'a> = &'a mut dyn FnMut(Entry) -> bool;
+
+/// Reads the entries of an index one by one; a text says what is wrong with it.
+pub(super) fn visit_slice(json: &[u8], each: Visit<'_>) -> std::result::Result<(), String> {
+    visit(serde_json::Deserializer::from_slice(json), each)
+}
+
+/// The same for an index that is too long for memory.
+pub(super) fn visit_reader(json: impl std::io::Read, each: Visit<'_>) -> std::result::Result<(), String> {
+    visit(serde_json::Deserializer::from_reader(json), each)
+}
+
+fn visit<'de>(
+    mut json: serde_json::Deserializer<impl serde_json::de::Read<'de>>,
+    each: Visit<'_>,
+) -> std::result::Result<(), String> {
+    let mut document = Document { each, end: 0, is_index: false };
+    let read = json.deserialize_map(&mut document).and_then(|()| json.end());
+    read.map_err(|e| format!("its index is not valid: {e}"))?;
+    match document {
+        Document { is_index: false, .. } => Err("its index is not an indirect index".into()),
+        Document { end: 0, .. } => Err("its index has no entries".into()),
+        _ => Ok(()),
     }
-    let entries = document.entries.unwrap_or_default();
-    if entries.is_empty() {
-        return Err("its index has no entries".into());
+}
+
+/// An index that is being read.
+struct Document<'a> {
+    each: Visit<'a>,
+    /// Where the next entry has to start.
+    end: u64,
+    is_index: bool,
+}
+
+impl<'de> Visitor<'de> for &mut Document<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an indirect index")
     }
-    let mut end = 0u64;
-    let mut parsed = Vec::with_capacity(entries.len());
-    for DocumentEntry { s, l, o } in entries {
-        if s != end || l == 0 {
-            return Err(format!("its index has a gap, an overlap or an empty part at {s}"));
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> std::result::Result<(), M::Error> {
+        while let Some(field) = map.next_key::<Cow<'_, str>>()? {
+            match &*field {
+                "stream" => self.is_index = map.next_value::<Cow<'_, str>>()? == STREAM,
+                "entries" => map.next_value_seed(Entries(self))?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
         }
-        end = s.checked_add(l).filter(|end| *end <= i64::MAX as u64).ok_or("its index is too long")?;
-        parsed.push(Entry { start: s, length: l, object: o });
+        Ok(())
     }
-    Ok(parsed)
+}
+
+struct Entries<'a, 'b>(&'a mut Document<'b>);
+
+impl<'de> DeserializeSeed<'de> for Entries<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the entries of an indirect index")
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> std::result::Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut entries: S) -> std::result::Result<(), S::Error> {
+        let wrong = |text: String| Err(serde::de::Error::custom(text));
+        let document = self.0;
+        while let Some(DocumentEntry { s, l, o }) = entries.next_element()? {
+            if s != document.end || l == 0 {
+                return wrong(format!("it has a gap, an overlap or an empty part at {s}"));
+            }
+            match s.checked_add(l).filter(|end| *end <= i64::MAX as u64) {
+                Some(end) => document.end = end,
+                None => return wrong("it is too long".to_owned()),
+            }
+            if !(document.each)(Entry { start: s, length: l, object: o }) {
+                return wrong(format!("its part at {s} was refused"));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use lifeboat_index::ContentId;
 use std::ops::Range;
 
 /// More levels than this, counting objects inside indexes too, no writer makes.
-const MAX_DEPTH: usize = 8;
+pub(super) const MAX_DEPTH: usize = 8;
 
 /// A part of an object that is one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl ObjectLayout {
 /// The length of an object that is one content: the index knows, unless the object layer compressed it.
 async fn direct_length(objects: &Objects, object: ObjectId) -> Result<u64> {
     if object.is_compressed() {
-        return Ok(decode(object, objects.contents.read(&object.content()).await?, None)?.len() as u64);
+        return Ok(decode(object, &objects.contents.read(&object.content()).await?, None)?.len() as u64);
     }
     match objects.contents.lookup(&object.content())? {
         Some(entry) => Ok(entry.original_length.into()),
@@ -171,7 +171,7 @@ async fn direct_length(objects: &Objects, object: ObjectId) -> Result<u64> {
 /// The bytes of one part of `object`.
 pub(super) async fn read_part(objects: &Objects, object: ObjectId, part: &LayoutEntry) -> Result<Bytes> {
     let data = objects.contents.read(&part.content).await?;
-    let data = if part.compressed { decode(part.object(), data, Some(part.length))? } else { data };
+    let data = if part.compressed { decode(part.object(), &data, Some(part.length))? } else { data };
     if data.len() as u64 != part.length {
         return Err(Error::DamagedObject {
             id: object.to_string(),
@@ -187,10 +187,10 @@ pub(super) async fn read_part(objects: &Objects, object: ObjectId, part: &Layout
 }
 
 /// Undoes the object layer's compression.
-fn decode(object: ObjectId, data: Bytes, expected: Option<u64>) -> Result<Bytes> {
+pub(super) fn decode(object: ObjectId, data: &[u8], expected: Option<u64>) -> Result<Bytes> {
     let limit =
         expected.unwrap_or(crate::sealer::MAX_CONTENT_LEN as u64).min(crate::sealer::MAX_CONTENT_LEN as u64);
-    lifeboat_primitives::compress::decompress_by_header(&data, limit as usize)
+    lifeboat_primitives::compress::decompress_by_header(data, limit as usize)
         .map(Bytes::from)
         .map_err(|e| Error::DamagedObject { id: object.to_string(), reason: e.to_string() })
 }

@@ -2,7 +2,8 @@
 //!
 //! [`Objects`] is the entry. An [`ObjectWriter`] takes a stream; a [`RegionWriter`] takes regions of one large
 //! object from several threads; a [`PositionalWriter`] takes pieces in any order and fills the rest from a parent;
-//! all three write ordinary objects. An [`ObjectReader`] reads any of them, from any place.
+//! all three write ordinary objects. An [`ObjectReader`] reads any of them, from any place;
+//! [`Objects::read_scattered`] reads many at once.
 
 mod concat;
 mod id;
@@ -11,6 +12,7 @@ mod layout;
 mod positional;
 mod reader;
 mod regions;
+mod scatter;
 mod writer;
 
 pub use id::{InvalidObjectId, ObjectId};
@@ -18,6 +20,7 @@ pub use layout::{LayoutEntry, ObjectLayout};
 pub use positional::{PositionalOptions, PositionalWriter};
 pub use reader::ObjectReader;
 pub use regions::RegionWriter;
+pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
 pub use writer::{ObjectWriter, WriterOptions};
 
 use crate::content::{ContentStore, ContentToWrite};

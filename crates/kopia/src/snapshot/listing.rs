@@ -217,6 +217,11 @@ impl DirParser {
         }
     }
 
+    /// Whether the structure around the entries is wrong, so that no more of them can be had.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     /// The summary of the directory, once the whole listing has been read.
     pub fn finish(self) -> Result<Option<DirSummary>> {
         match self.broken.clone() {

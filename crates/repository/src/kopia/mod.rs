@@ -3,6 +3,7 @@
 mod errors;
 mod object;
 mod open;
+mod scatter;
 mod service;
 mod settings;
 

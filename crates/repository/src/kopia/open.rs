@@ -1,9 +1,10 @@
 //! An open Kopia repository as movers see it.
 
 use super::object::{Reader, new_writer, object_id, writer_options};
+use super::scatter;
 use crate::{
     AccessMode, Error, ErrorKind, Features, Id, Manifest, ManifestFilter, ManifestMetadata, ObjectReader,
-    ObjectWriteOptions, ObjectWriter, Repository, Result, WholeObject,
+    ObjectWriteOptions, ObjectWriter, Repository, Result, ScatterOptions, ScatterTotals, Wanted, WholeObject,
 };
 use jiff::Timestamp;
 use lifeboat_kopia::manifest::{self, ManifestId, TYPE_LABEL};
@@ -34,6 +35,14 @@ impl Repository for KopiaRepository {
     fn open_object(&self, id: &Id) -> Result<Box<dyn ObjectReader>> {
         let reader = self.runtime().block_on(self.inner.objects().open(object_id(id)?))?;
         Ok(Box::new(Reader::new(reader, self.runtime().clone())))
+    }
+
+    fn read_scattered<'a>(
+        &self,
+        wanted: &mut dyn Iterator<Item = Wanted<'a>>,
+        options: ScatterOptions<'_>,
+    ) -> Result<ScatterTotals> {
+        scatter::read(self.inner.objects(), wanted, options)
     }
 
     fn new_object(&self, options: &ObjectWriteOptions) -> Result<Box<dyn ObjectWriter>> {
