@@ -291,19 +291,91 @@ pub enum SnapshotCommand {
 /// What to restore, and where.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// The id of a snapshot, or of its root object
+    /// The id of a snapshot, or of its root object, and optionally a path inside it: `id/some/path`
     pub snapshot: String,
-    /// The directory; made if it does not exist
+    /// The directory, made if it does not exist; or the file, if the source is one
     pub target: PathBuf,
-    /// Do not replace files that are there
-    #[arg(long)]
-    pub no_overwrite_files: bool,
+    /// What to do with what is there.
+    #[command(flatten)]
+    pub existing: ExistingArgs,
+    /// Restore only these paths of the source and what is below; `*`, `?` and `**` are wildcards
+    #[arg(long, value_name = "PATTERN")]
+    pub include: Vec<String>,
+    /// Do not restore these paths of the source
+    #[arg(long, value_name = "PATTERN")]
+    pub exclude: Vec<String>,
     /// Do not set owners
     #[arg(long)]
     pub skip_owners: bool,
+    /// Do not set permissions
+    #[arg(long)]
+    pub skip_permissions: bool,
+    /// Do not set times
+    #[arg(long)]
+    pub skip_times: bool,
+    /// Do not set extended attributes, access control lists and capabilities
+    #[arg(long)]
+    pub skip_xattrs: bool,
+    /// Go on where attributes must not be set (the default)
+    #[arg(long, hide = true, overrides_with = "no_ignore_permission_errors")]
+    pub ignore_permission_errors: bool,
+    /// Fail where attributes must not be set
+    #[arg(long)]
+    pub no_ignore_permission_errors: bool,
+    /// Leave holes in files for long runs of zeros (the default)
+    #[arg(long, hide = true, overrides_with = "no_write_sparse_files")]
+    pub write_sparse_files: bool,
+    /// Write zeros instead of leaving holes
+    #[arg(long)]
+    pub no_write_sparse_files: bool,
+    /// Succeed even if entries could not be restored
+    #[arg(long)]
+    pub ignore_errors: bool,
+    /// Read the target back at the end and compare it with the snapshot
+    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer"])]
+    pub verify: bool,
+    /// Wait at the end until everything is on disk
+    #[arg(long)]
+    pub flush_files: bool,
     /// How many threads write; 0 is one for each processor
     #[arg(long, default_value_t = 0)]
     pub parallel: usize,
+}
+
+/// What to do with what is there.
+#[derive(Debug, Args)]
+pub struct ExistingArgs {
+    /// Replace files that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_files")]
+    pub overwrite_files: bool,
+    /// Fail for files that are there
+    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer", "update"])]
+    pub no_overwrite_files: bool,
+    /// Replace symbolic links that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_symlinks")]
+    pub overwrite_symlinks: bool,
+    /// Fail for symbolic links that are there
+    #[arg(long)]
+    pub no_overwrite_symlinks: bool,
+    /// Restore into directories that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_directories")]
+    pub overwrite_directories: bool,
+    /// Fail for directories that are there
+    #[arg(long)]
+    pub no_overwrite_directories: bool,
+    /// Leave files and symbolic links that are there as they are
+    #[arg(long, conflicts_with_all = ["keep_newer", "update"])]
+    pub skip_existing: bool,
+    /// Leave files and symbolic links that were modified later than those in the snapshot
+    #[arg(long, conflicts_with = "update")]
+    pub keep_newer: bool,
+    /// Leave files of the same size and time, and write into others only what differs; also goes on with a restore
+    /// that was interrupted
+    #[arg(long, visible_alias = "resume")]
+    pub update: bool,
+    /// Remove what is there and not in the snapshot
+    #[arg(long)]
+    pub delete_extra: bool,
 }
 
 /// Verbs of `policy`.

@@ -8,9 +8,13 @@ use lifeboat_kopia::connection::{Connection, StorageInfo, load_password};
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::Password;
 use lifeboat_kopia::repo::{Access, OpenOptions, Repository};
+use lifeboat_uploader::Cancel;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::{Handle, Runtime};
+
+/// Metadata kept for another use by commands that read everything once: object indexes, for the most part.
+const READ_ONCE_CACHE: usize = 4 << 20;
 
 /// What every command starts from.
 pub struct Session {
@@ -101,6 +105,37 @@ impl Session {
     pub fn open(&self) -> Result<Repository> {
         let options = self.open_options(&self.connection()?, false)?;
         Ok(self.wait(Repository::open(options))?)
+    }
+
+    /// Opens it for commands that never write: all of the memory is for reading then.
+    pub fn open_for_reading(&self) -> Result<Repository> {
+        let mut options = self.open_options(&self.connection()?, false)?;
+        options.access = Access::ReadOnly;
+        options.metadata_cache_bytes = options.metadata_cache_bytes.min(READ_ONCE_CACHE);
+        Ok(self.wait(Repository::open(options))?)
+    }
+
+    /// A switch that the signals to end turn. A second signal ends the process at once.
+    pub fn cancel_on_signal(&self) -> Cancel {
+        use tokio::signal::unix::{SignalKind, signal};
+        let cancel = Cancel::default();
+        let switch = cancel.clone();
+        self.runtime.spawn(async move {
+            let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+            let (Ok(mut interrupt), Ok(mut terminate)) = signals else { return };
+            for is_second in [false, true] {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if is_second {
+                    std::process::exit(130);
+                }
+                eprintln!("ending; a second signal ends at once");
+                switch.cancel();
+            }
+        });
+        cancel
     }
 
     fn store(&self, storage: &StorageInfo, create: bool) -> Result<Arc<dyn BlobStore>> {

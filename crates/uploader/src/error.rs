@@ -42,6 +42,15 @@ pub enum Error {
         error: String,
     },
 
+    /// Entries could not be restored; everything else was.
+    #[error(
+        "{} entries could not be restored, the first is {:?}: {}; everything else was restored",
+        .0.failed,
+        .0.failures.first().map(|first| first.path.clone()).unwrap_or_default(),
+        .0.failures.first().map_or("", |first| &first.error)
+    )]
+    Unrestored(Box<crate::RestoreReport>),
+
     /// The snapshot holds a name that could lead out of the target.
     #[error(
         "the snapshot holds the entry name {name:?} in {directory:?}, which is not a file name; it was not restored"

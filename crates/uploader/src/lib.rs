@@ -17,4 +17,4 @@ mod restore;
 pub use backup::{BackupOptions, back_up};
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
-pub use restore::{RestoreOptions, RestoreReport, restore};
+pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};

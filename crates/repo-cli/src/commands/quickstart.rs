@@ -120,13 +120,8 @@ impl Story {
     fn restore(&self, manifest: &snapshot::SnapshotManifest) -> Result<()> {
         let started = Instant::now();
         let root = manifest.root_entry.as_ref().context("the snapshot has no root")?;
-        let options = RestoreOptions {
-            target: self.volume.clone(),
-            overwrite: false,
-            owner: rustix::process::geteuid().is_root(),
-            threads: 0,
-            budget: self.budget.clone(),
-        };
+        let owner = rustix::process::geteuid().is_root();
+        let options = RestoreOptions { owner, ..RestoreOptions::new(&self.volume) };
         let interface = KopiaRepository::new(self.repository.clone());
         let report =
             lifeboat_uploader::restore(&interface, root, &options, &Progress::default(), &Cancel::default())?;

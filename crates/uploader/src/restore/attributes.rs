@@ -1,0 +1,251 @@
+//! What an entry has beside its bytes: owner, mode, time, extended attributes.
+
+use super::target::Given;
+use lifeboat_kopia::snapshot::{DirEntry, ExactTime, Extras};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::{Errno, Result};
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Attributes that a change of owner or mode would undo: they come after it.
+const LATE: [&[u8]; 3] = [b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability"];
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
+
+/// What an entry of a snapshot says about its file.
+#[derive(Debug, Clone)]
+pub(super) struct Attributes {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mode: u32,
+    pub(super) time: ExactTime,
+    pub(super) extras: Option<Box<Extras>>,
+}
+
+impl Attributes {
+    pub(super) fn of(entry: &mut DirEntry) -> Self {
+        let time = entry.file_time();
+        Attributes {
+            uid: entry.uid,
+            gid: entry.gid,
+            mode: entry.mode.to_unix(),
+            time,
+            extras: entry.extras.take(),
+        }
+    }
+
+    fn times(&self) -> Timestamps {
+        let time = Timespec { tv_sec: self.time.seconds, tv_nsec: self.time.nanoseconds.into() };
+        Timestamps { last_access: time, last_modification: time }
+    }
+}
+
+/// Which attributes are restored, and how failures are taken.
+#[derive(Debug)]
+pub(super) struct Keep {
+    pub(super) owner: bool,
+    pub(super) permissions: bool,
+    pub(super) times: bool,
+    pub(super) extras: bool,
+    pub(super) ignore_permission_errors: bool,
+    /// Whether what the snapshot does not say about extended attributes means that there were none.
+    pub(super) extras_are_complete: bool,
+    /// How many attributes could not be set, by permission or because the file system has no such thing.
+    pub(super) ignored: AtomicU64,
+}
+
+/// What attributes are set on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum On<'a> {
+    /// A file or directory.
+    Open(BorrowedFd<'a>),
+    /// What cannot be opened: a link, or a special file.
+    Named { directory: BorrowedFd<'a>, name: &'a CStr, is_link: bool },
+}
+
+/// What is known of a file before its attributes are set.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Before {
+    /// It is new, and has this.
+    New(Given),
+    /// It was there, or is a directory.
+    Old,
+}
+
+impl Keep {
+    /// The mode to create a file with, and the owner that it must get for that.
+    pub(super) fn creation(&self, attributes: &Attributes) -> (u32, Option<(u32, u32)>) {
+        let mode = if self.permissions { attributes.mode } else { 0o666 };
+        (mode, self.owner.then_some((attributes.uid, attributes.gid)))
+    }
+
+    /// Sets what differs. The order matters: a change of owner clears set-id bits and capabilities, one of the mode
+    /// changes access control lists, and everything that writes changes the time.
+    pub(super) fn apply(&self, attributes: &Attributes, on: On<'_>, before: Before) -> Result<()> {
+        let mut given = match before {
+            Before::New(given) => given,
+            Before::Old => on.stat()?,
+        };
+        let extras = attributes.extras.as_deref().filter(|_| self.extras);
+        if matches!(before, Before::Old) && self.extras && self.extras_are_complete {
+            self.remove_others(extras, on)?;
+        }
+        if let Some(extras) = extras {
+            self.set_xattrs(extras, on, false)?;
+        }
+        let owner = (attributes.uid, attributes.gid);
+        if self.owner && (given.uid, given.gid) != owner {
+            self.tolerate(on.set_owner(owner))?;
+            if attributes.mode & SET_ID != 0 || matches!(before, Before::Old) {
+                given = on.stat()?;
+            } else {
+                (given.uid, given.gid) = owner;
+            }
+        }
+        if self.permissions && !matches!(on, On::Named { is_link: true, .. }) {
+            let is_owner = (given.uid, given.gid) == owner || on.is_directory();
+            // A program that runs as its owner must not do so for somebody else.
+            let mode = if is_owner { attributes.mode } else { attributes.mode & !SET_ID };
+            if given.mode != mode {
+                self.tolerate(on.set_mode(mode))?;
+            }
+        }
+        if let Some(extras) = extras {
+            self.set_xattrs(extras, on, true)?;
+        }
+        if self.times {
+            self.tolerate(on.set_times(&attributes.times()))?;
+        }
+        Ok(())
+    }
+
+    fn set_xattrs(&self, extras: &Extras, on: On<'_>, late: bool) -> Result<()> {
+        for (name, value) in &extras.xattrs {
+            if LATE.contains(&&name.0[..]) == late {
+                let name = CString::new(&name.0[..]).map_err(|_| Errno::INVAL)?;
+                self.tolerate(on.set_xattr(&name, &value.0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes extended attributes that the entry does not have.
+    fn remove_others(&self, extras: Option<&Extras>, on: On<'_>) -> Result<()> {
+        let Ok(names) = on.xattrs() else { return Ok(()) };
+        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            let is_ours = name.starts_with(b"user.") || LATE.contains(&name);
+            let is_wanted = extras.is_some_and(|extras| extras.xattrs.keys().any(|key| key.0 == name));
+            if is_ours && !is_wanted {
+                let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+                match on.remove_xattr(&name) {
+                    Err(Errno::NODATA) => {}
+                    outcome => self.tolerate(outcome)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what may fail, if it may.
+    fn tolerate(&self, outcome: Result<()>) -> Result<()> {
+        match outcome {
+            Err(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP) if self.ignore_permission_errors => {
+                self.ignored.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+impl On<'_> {
+    fn stat(&self) -> Result<Given> {
+        let stat = match self {
+            On::Open(fd) => rustix::fs::fstat(fd)?,
+            On::Named { directory, name, .. } => {
+                rustix::fs::statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW)?
+            }
+        };
+        Ok(Given::of(&stat))
+    }
+
+    fn is_directory(&self) -> bool {
+        let is_directory = |stat: rustix::fs::Stat| {
+            rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory
+        };
+        matches!(self, On::Open(fd) if rustix::fs::fstat(fd).is_ok_and(is_directory))
+    }
+
+    fn set_owner(&self, (uid, gid): (u32, u32)) -> Result<()> {
+        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        match self {
+            On::Open(fd) => rustix::fs::fchown(fd, uid, gid),
+            On::Named { directory, name, .. } => {
+                rustix::fs::chownat(directory, *name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<()> {
+        let mode = Mode::from_raw_mode(mode);
+        match self {
+            On::Open(fd) => rustix::fs::fchmod(fd, mode),
+            // By name the kernel would follow a link that took its place.
+            On::Named { directory, name, .. } => {
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(directory, *name, flags, Mode::empty())?;
+                rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), mode)
+            }
+        }
+    }
+
+    fn set_times(&self, times: &Timestamps) -> Result<()> {
+        match self {
+            On::Open(fd) => rustix::fs::futimens(fd, times),
+            On::Named { directory, name, .. } => {
+                rustix::fs::utimensat(directory, *name, times, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+    }
+
+    fn set_xattr(&self, attribute: &CStr, value: &[u8]) -> Result<()> {
+        match self {
+            On::Open(fd) => rustix::fs::fsetxattr(fd, attribute, value, XattrFlags::empty()),
+            On::Named { .. } => {
+                rustix::fs::lsetxattr(self.proc_path(), attribute, value, XattrFlags::empty())
+            }
+        }
+    }
+
+    fn remove_xattr(&self, attribute: &CStr) -> Result<()> {
+        match self {
+            On::Open(fd) => rustix::fs::fremovexattr(fd, attribute),
+            On::Named { .. } => rustix::fs::lremovexattr(self.proc_path(), attribute),
+        }
+    }
+
+    /// The names of its extended attributes, each ended by a zero.
+    fn xattrs(&self) -> Result<Vec<u8>> {
+        let mut names = vec![0; 64 << 10];
+        let length = match self {
+            On::Open(fd) => rustix::fs::flistxattr(fd, &mut names[..])?,
+            On::Named { .. } => rustix::fs::llistxattr(self.proc_path(), &mut names[..])?,
+        };
+        names.truncate(length);
+        Ok(names)
+    }
+
+    /// A path for calls that know no open directories.
+    fn proc_path(&self) -> PathBuf {
+        match self {
+            On::Open(fd) => PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())),
+            On::Named { directory, name, .. } => {
+                let directory = format!("/proc/self/fd/{}", directory.as_raw_fd());
+                PathBuf::from(directory).join(OsStr::from_bytes(name.to_bytes()))
+            }
+        }
+    }
+}

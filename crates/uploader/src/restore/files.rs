@@ -1,0 +1,384 @@
+//! Regular files: their bytes come in pieces, in any order, from several threads.
+//!
+//! A file that comes in one piece, as most do, is created, written and finished at once. Others are created at their
+//! first piece and finished after their last one. The time of modification is set last of all: a file that is not
+//! whole never looks like one that is, which is what resuming relies on.
+
+use super::attributes::{Attributes, Before, On};
+use super::links::link;
+use super::sparse::{self, Segment};
+use super::target::{Directory, Given, Slot, read_at, write_at};
+use super::{Run, is_fatal};
+use crate::{Error, Result};
+use lifeboat_repository::Destination;
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, FileType, OFlags, Stat};
+use std::ffi::{CStr, CString};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// How a file comes to its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// As a new one; nothing is there, or what is there goes first.
+    New {
+        /// Whether something is there.
+        replaces: bool,
+    },
+    /// What differs is written into the one that is there.
+    InPlace,
+}
+
+/// A file that is being restored.
+pub(super) struct File<'a> {
+    run: &'a Run<'a>,
+    directory: Arc<Directory>,
+    name: CString,
+    size: u64,
+    attributes: Attributes,
+    how: How,
+    slot: Arc<Slot>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Which file it is, once it is there, so that it is known again when it is opened again.
+    identity: Option<Identity>,
+    /// Whether all bytes are there, so that only attributes can be missing.
+    has_bytes: bool,
+    ended: Option<Ended>,
+    /// Further names that it has by now.
+    links: Vec<(Arc<Directory>, CString)>,
+}
+
+#[derive(Clone, Copy)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    before: Before,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// It was written and got its attributes.
+    Whole,
+    Failed,
+}
+
+impl<'a> File<'a> {
+    /// A file of `directory`, which waits for it.
+    pub(super) fn new(
+        run: &'a Run<'a>,
+        directory: &Arc<Directory>,
+        name: CString,
+        size: u64,
+        attributes: Attributes,
+        how: How,
+    ) -> Self {
+        directory.expect();
+        File {
+            run,
+            directory: directory.clone(),
+            name,
+            size,
+            attributes,
+            how,
+            slot: Arc::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Whether the repository should first ask what is there.
+    pub(super) fn compares(&self) -> bool {
+        self.how == How::InPlace
+    }
+
+    /// Gives the file a further name in `directory`. It need not be whole for that.
+    pub(super) fn link(&self, directory: &Arc<Directory>, name: CString) -> Result<()> {
+        self.handle()?;
+        link(&self.directory, &self.name, directory, &name)?;
+        let mut state = self.state.lock();
+        if state.ended == Some(Ended::Failed) {
+            drop(state);
+            directory.unlink(&name)?;
+            return Err(self.lost(directory, &name));
+        }
+        if state.ended == Some(Ended::Whole) {
+            self.run.progress.file_done();
+        }
+        state.links.push((directory.clone(), name));
+        Ok(())
+    }
+
+    /// Whether it is what `directory` has under `name`.
+    fn is_at(&self, directory: &Directory, name: &CStr) -> Result<bool> {
+        let Some(stat) = directory.stat(name)? else { return Ok(false) };
+        let identity = self.state.lock().identity;
+        Ok(identity.is_some_and(|own| (own.device, own.inode) == (stat.st_dev, stat.st_ino)))
+    }
+
+    fn lost(&self, directory: &Directory, name: &CStr) -> Error {
+        let source = std::io::Error::other("the file that it is another name of could not be restored");
+        Error::File { action: "link", path: directory.join(name), source }
+    }
+
+    /// The open file; created if it is not there yet.
+    fn handle(&self) -> Result<Arc<OwnedFd>> {
+        let mut state = self.state.lock();
+        if state.ended == Some(Ended::Failed) {
+            return Err(self.lost(&self.directory, &self.name));
+        }
+        self.directory.files().get(&self.slot, || match state.identity {
+            Some(identity) => self.reopen(identity),
+            None => {
+                let (fd, identity) = self.make()?;
+                state.identity = Some(identity);
+                Ok(fd)
+            }
+        })
+    }
+
+    /// Creates the file, or opens the one that is there, and gives it its size.
+    fn make(&self) -> Result<(OwnedFd, Identity)> {
+        let (fd, before) = match self.how {
+            How::New { .. } => {
+                let (fd, given) = self.create()?;
+                (fd, Before::New(given))
+            }
+            How::InPlace => (self.directory.open(&self.name, OFlags::RDWR)?, Before::Old),
+        };
+        let stat = self.stat(&fd)?;
+        if stat.st_size != self.size as i64 {
+            rustix::fs::ftruncate(&fd, self.size)
+                .map_err(|e| self.directory.failed("set the size of", &self.name, e))?;
+        }
+        Ok((fd, Identity { device: stat.st_dev, inode: stat.st_ino, before }))
+    }
+
+    fn create(&self) -> Result<(OwnedFd, Given)> {
+        if self.how == (How::New { replaces: true }) {
+            self.directory.unlink(&self.name)?;
+        }
+        let (mode, owner) = self.run.keep.creation(&self.attributes);
+        self.directory.create(&self.name, mode, owner)
+    }
+
+    fn stat(&self, fd: &OwnedFd) -> Result<Stat> {
+        let stat = rustix::fs::fstat(fd).map_err(|e| self.directory.failed("examine", &self.name, e))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(stat),
+            _ => Err(self.exchanged()),
+        }
+    }
+
+    fn reopen(&self, identity: Identity) -> Result<OwnedFd> {
+        let fd = self.directory.open(&self.name, OFlags::RDWR)?;
+        let stat = self.stat(&fd)?;
+        match (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) {
+            true => Ok(fd),
+            false => Err(self.exchanged()),
+        }
+    }
+
+    fn exchanged(&self) -> Error {
+        let source = std::io::Error::other("somebody put something else in its place meanwhile");
+        Error::File { action: "write", path: self.directory.join(&self.name), source }
+    }
+
+    /// Creates, writes and finishes a file whose bytes are all here.
+    fn write_whole(&self, bytes: &[u8]) -> Result<()> {
+        let (fd, given) = self.create()?;
+        let write = || match self.is_sparse(bytes.len()) {
+            true => {
+                rustix::fs::ftruncate(&fd, self.size)
+                    .map_err(|e| self.directory.failed("set the size of", &self.name, e))?;
+                self.write_segments(&fd, 0, bytes)
+            }
+            false => self.write(&fd, bytes, 0),
+        };
+        if let Err(error) = write() {
+            let _ = self.directory.unlink(&self.name);
+            return Err(error);
+        }
+        self.set_attributes(&fd, Before::New(given))
+    }
+
+    fn is_sparse(&self, length: usize) -> bool {
+        let holes =
+            self.attributes.extras.as_ref().is_some_and(|extras| extras.holes.iter().next().is_some());
+        self.run.options.sparse && (holes || length >= sparse::WORTHWHILE)
+    }
+
+    fn set_attributes(&self, fd: &OwnedFd, before: Before) -> Result<()> {
+        self.run
+            .keep
+            .apply(&self.attributes, On::Open(fd.as_fd()), before)
+            .map_err(|e| self.directory.failed("set the attributes of", &self.name, e))
+    }
+
+    fn write(&self, fd: &OwnedFd, bytes: &[u8], offset: u64) -> Result<()> {
+        write_at(fd, bytes, offset).map_err(|e| self.directory.failed("write", &self.name, e))
+    }
+
+    /// Writes what is not a hole, and makes holes of the rest.
+    fn write_segments(&self, fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<()> {
+        let extras = self.attributes.extras.as_deref();
+        for segment in sparse::segments(extras.map(|extras| &extras.holes), offset, bytes) {
+            match segment {
+                Segment::Data(range) => {
+                    let at = offset + range.start as u64;
+                    self.write(fd, &bytes[range], at)?;
+                }
+                Segment::Hole(range) => self.make_hole(fd, offset + range.start as u64, &bytes[range])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A new file is all hole until something is written; in another one whatever is there has to go.
+    fn make_hole(&self, fd: &OwnedFd, offset: u64, zeros: &[u8]) -> Result<()> {
+        if self.how != How::InPlace {
+            return Ok(());
+        }
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(fd, punch, offset, zeros.len() as u64) {
+            Ok(()) => Ok(()),
+            Err(_) => self.write(fd, zeros, offset),
+        }
+    }
+
+    fn take(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let length = bytes.len() as u64;
+        if offset.checked_add(length).is_none_or(|end| end > self.size) {
+            return Err(self.wrong_size("more"));
+        }
+        let is_first = || self.state.lock().identity.is_none();
+        if length == self.size && self.how != How::InPlace && is_first() {
+            self.write_whole(bytes)?;
+            self.state.lock().ended = Some(Ended::Whole);
+        } else {
+            let fd = self.handle()?;
+            match self.run.options.sparse {
+                true => self.write_segments(&fd, offset, bytes)?,
+                false => self.write(&fd, bytes, offset)?,
+            }
+        }
+        self.run.progress.bytes_done(length);
+        Ok(())
+    }
+
+    fn wrong_size(&self, than: &str) -> Error {
+        let reason = format!("its object has {than} bytes than the {} that the directory says", self.size);
+        let path = self.directory.join(&self.name);
+        Error::File { action: "restore", path, source: std::io::Error::other(reason) }
+    }
+
+    /// All bytes are there.
+    fn finish(&self, length: u64) -> Result<()> {
+        if length != self.size {
+            return Err(self.wrong_size("fewer"));
+        }
+        if self.state.lock().ended.is_none() {
+            let fd = self.handle()?;
+            let before = {
+                let mut state = self.state.lock();
+                state.has_bytes = true;
+                state.identity.map_or(Before::Old, |identity| identity.before)
+            };
+            self.set_attributes(&fd, before)?;
+            self.slot.close();
+        }
+        let mut state = self.state.lock();
+        state.ended = Some(Ended::Whole);
+        (0..=state.links.len()).for_each(|_| self.run.progress.file_done());
+        Ok(())
+    }
+
+    /// Gives the file up. One that is not whole must not look like one that is: it goes, unless it was there before.
+    fn fail(&self, error: Error) -> ControlFlow<()> {
+        let (links, is_partial) = {
+            let mut state = self.state.lock();
+            if state.ended.replace(Ended::Failed) == Some(Ended::Failed) {
+                return ControlFlow::Break(());
+            }
+            let is_partial = state.identity.is_some() && !state.has_bytes && self.how != How::InPlace;
+            (std::mem::take(&mut state.links), is_partial)
+        };
+        self.slot.close();
+        if is_fatal(&error) {
+            self.run.stop_with(error);
+            return ControlFlow::Break(());
+        }
+        if is_partial {
+            if self.is_at(&self.directory, &self.name).unwrap_or(false) {
+                let _ = self.directory.unlink(&self.name);
+            }
+            for (directory, name) in links {
+                let _ = directory.unlink(&name);
+                self.run.entry_failed(&directory, &name, self.lost(&directory, &name));
+            }
+        }
+        self.run.entry_failed(&self.directory, &self.name, error);
+        self.run.part_done(&self.directory);
+        ControlFlow::Break(())
+    }
+
+    fn go_on(&self, outcome: Result<()>) -> ControlFlow<()> {
+        match outcome {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => self.fail(error),
+        }
+    }
+}
+
+impl Destination for File<'_> {
+    fn deliver(&self, offset: u64, bytes: &[u8]) -> ControlFlow<()> {
+        self.go_on(self.take(offset, bytes))
+    }
+
+    fn zeros(&self, offset: u64, length: u64) -> ControlFlow<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        let is_hole = self.run.options.sparse
+            && length >= sparse::WORTHWHILE as u64
+            && self.attributes.extras.as_ref().is_none_or(|extras| extras.holes.iter().next().is_none());
+        if is_hole && self.how != How::InPlace {
+            if offset.checked_add(length).is_none_or(|end| end > self.size) {
+                return self.fail(self.wrong_size("more"));
+            }
+            self.run.progress.bytes_done(length);
+            return self.go_on(self.handle().map(drop));
+        }
+        if length <= ZEROS.len() as u64 {
+            return self.deliver(offset, &ZEROS[..length as usize]);
+        }
+        self.go_on(self.handle().map(drop))?;
+        let mut done = 0;
+        while done < length {
+            let step = (length - done).min(ZEROS.len() as u64);
+            self.deliver(offset + done, &ZEROS[..step as usize])?;
+            done += step;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn kept(&self, _: u64, length: u64) -> ControlFlow<()> {
+        self.run.progress.bytes_done(length);
+        self.run.tally.kept(length);
+        ControlFlow::Continue(())
+    }
+
+    fn read_back(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.handle().is_ok_and(|fd| read_at(&fd, buffer, offset))
+    }
+
+    fn finished(&self, outcome: lifeboat_repository::Result<u64>) {
+        match outcome.map_err(Error::from).and_then(|length| self.finish(length)) {
+            Ok(()) => self.run.part_done(&self.directory),
+            Err(error) => {
+                let _ = self.fail(error);
+            }
+        }
+    }
+}
