@@ -16,8 +16,11 @@ pub const HOSTPATH_CLASS: &str = "hostpath";
 pub const HOSTPATH_SNAPSHOT_CLASS: &str = "hostpath";
 /// The name of our own driver, which can misbehave on demand; it runs on every node.
 pub const TEST_DRIVER: &str = "csi.lifeboat.test";
-/// The storage class of our own driver; binds when a pod comes. There is also `lifeboat-test-now`, which binds at once.
+/// The storage class of our own driver; binds when a pod comes, to that pod's node. There are also `lifeboat-test-now`
+/// (binds at once), `lifeboat-test-image` (file systems in images, with a size of their own) and [`TEST_CLASS_ANYWHERE`].
 pub const TEST_CLASS: &str = "lifeboat-test";
+/// The storage class of our own driver for volumes that all nodes can use.
+pub const TEST_CLASS_ANYWHERE: &str = "lifeboat-test-anywhere";
 /// The snapshot class of our own driver.
 pub const TEST_SNAPSHOT_CLASS: &str = "lifeboat-test";
 
@@ -60,7 +63,7 @@ impl Driver {
     }
 
     /// The socket on which the driver serves, inside a node.
-    fn socket(self) -> String {
+    pub(crate) fn socket(self) -> String {
         format!("/var/lib/kubelet/plugins/{}/csi.sock", self.name())
     }
 
@@ -121,19 +124,17 @@ impl Driver {
 
     /// The processes that turn claims into volumes and snapshots, once for the cluster.
     pub(crate) fn sidecars(self, on: &Components<'_>) -> Result<Vec<Process>> {
-        let sidecar = |program: &str, part: &str, own_flag: &str| -> Result<Process> {
+        let sidecar = |program: &str, part: &str| -> Result<Process> {
             Ok(on
                 .built(program, &self.component(part))?
                 .arg(format!("--csi-address={}", self.socket()))
                 .path("--kubeconfig", on.layout.kubeconfig())
-                .arg(own_flag)
+                // The driver learns which claim or snapshot each call is about.
+                .arg("--extra-create-metadata")
                 .env("POD_NAMESPACE", "kube-system")
                 .env("NODE_NAME", on.node.to_string()))
         };
-        Ok(vec![
-            sidecar("csi-provisioner", "provisioner", "--extra-create-metadata")?,
-            sidecar("csi-snapshotter", "snapshotter", "--snapshot-name-prefix=snapshot")?,
-        ])
+        Ok(vec![sidecar("csi-provisioner", "provisioner")?, sidecar("csi-snapshotter", "snapshotter")?])
     }
 
     /// The driver and its classes as API objects.
@@ -156,6 +157,16 @@ impl Driver {
             Driver::Test => vec![
                 storage_class(driver, TEST_CLASS, "WaitForFirstConsumer", "Delete", false),
                 storage_class(driver, "lifeboat-test-now", "Immediate", "Delete", false),
+                with_parameter(
+                    storage_class(driver, TEST_CLASS_ANYWHERE, "Immediate", "Delete", false),
+                    "placement",
+                    "anywhere",
+                ),
+                with_parameter(
+                    storage_class(driver, "lifeboat-test-image", "WaitForFirstConsumer", "Delete", false),
+                    "backing",
+                    "image",
+                ),
                 snapshot_class(driver, TEST_SNAPSHOT_CLASS, "Delete", true),
                 snapshot_class(driver, "lifeboat-test-retain", "Retain", false),
             ],
@@ -170,6 +181,12 @@ fn storage_class(driver: &str, name: &str, binding: &str, reclaim: &str, default
         "metadata": {"name": name, "annotations": {"storageclass.kubernetes.io/is-default-class": default.to_string()}},
         "provisioner": driver, "volumeBindingMode": binding, "reclaimPolicy": reclaim,
     })
+}
+
+/// See the documentation of `lifeboat-testbed-csi` for the parameters of our own driver.
+fn with_parameter(mut class: Value, name: &str, value: &str) -> Value {
+    class["parameters"] = json!({name: value});
+    class
 }
 
 /// Velero uses the one snapshot class of a driver that bears its label.

@@ -19,6 +19,7 @@ pub mod guard;
 mod image;
 mod kubectl;
 mod leftovers;
+mod misbehaviour;
 mod network;
 mod node;
 mod object_store;
@@ -35,7 +36,8 @@ pub use catalogue::{Archive, BUSYBOX, NAMES as IMAGE_NAMES, archive as image_arc
 pub use cluster::Cluster;
 pub use control::ProcessState;
 pub use csi::{
-    HOSTPATH_CLASS, HOSTPATH_DRIVER, HOSTPATH_SNAPSHOT_CLASS, TEST_CLASS, TEST_DRIVER, TEST_SNAPSHOT_CLASS,
+    HOSTPATH_CLASS, HOSTPATH_DRIVER, HOSTPATH_SNAPSHOT_CLASS, TEST_CLASS, TEST_CLASS_ANYWHERE, TEST_DRIVER,
+    TEST_SNAPSHOT_CLASS,
 };
 pub use error::{Error, Result};
 pub use image::Image;

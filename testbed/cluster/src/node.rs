@@ -2,12 +2,13 @@
 
 use crate::components::{CONTAINERD_SOCKET, Components};
 use crate::control::{self, Process, ProcessState, Reply, Request};
+use crate::csi::Driver;
 use crate::spec::{ClusterName, Layout, NodeId, NodeLayout};
 use crate::{Error, Result, command, files, leftovers, supervisor, tools};
 use rustix::process::{Pid, Signal};
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -123,6 +124,12 @@ impl Node {
         let mut command = Command::new(tools::system("nsenter")?);
         command.args(["-t", &self.pid.to_string(), "-n", "-m", "-p", "--"]).arg(program);
         Ok(command)
+    }
+
+    /// The CSI socket of our own driver on this node, as the machine sees it: its SnapshotMetadata service answers there.
+    pub fn test_driver_socket(&self) -> PathBuf {
+        // Through the first process, since the way through the cluster's folder can be too long for a socket.
+        PathBuf::from(format!("/proc/{}/root{}", self.pid, Driver::Test.socket()))
     }
 
     /// Loads an image archive into the node's container runtime.

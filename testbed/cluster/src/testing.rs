@@ -15,7 +15,8 @@
 
 use crate::guard;
 use crate::spec::{ClusterName, Layout, Spec, cache_folder};
-use crate::{Cluster, Error, Kubectl, Result, command, files};
+use crate::{Cluster, Error, Kubectl, Result, command, files, misbehaviour};
+pub use lifeboat_testbed_csi::knobs::{Failure, Lie, Loss, Match, Moment, Rule};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -118,6 +119,31 @@ impl<'c> TestNamespace<'c> {
         self.wait("pod", name, "being ready", |pod| condition(pod, "Ready")).map(drop)
     }
 
+    /// Waits for an event of this reason whose message contains `text`.
+    pub fn wait_for_event(&self, reason: &str, text: &str) -> Result<()> {
+        let wanted = |event: &Value| {
+            event["reason"] == reason && event["message"].as_str().is_some_and(|said| said.contains(text))
+        };
+        let waited = command::wait_for(&format!("an event {reason} with {text:?}"), PATIENCE, || {
+            let events =
+                self.kubectl.get(["-n", &self.name, "events"]).map_err(|problem| problem.to_string())?;
+            let found = events["items"].as_array().is_some_and(|all| all.iter().any(wanted));
+            if found { Ok(()) } else { Err(String::new()) }
+        });
+        waited.map_err(|problem| match problem {
+            Error::Timeout { what, timeout, .. } => {
+                Error::Timeout { what, timeout, detail: circumstances(&self.kubectl, &self.name) }
+            }
+            other => other,
+        })
+    }
+
+    /// Makes our own CSI driver treat the volumes and snapshots of this namespace as the rules say, from its next call
+    /// on. They take the place of earlier ones; without any, the driver behaves.
+    pub fn misbehave(&self, rules: &[Rule]) -> Result<()> {
+        misbehaviour::set(self.cluster.layout(), &self.name, rules)
+    }
+
     /// Writes everything worth knowing about the namespace and the cluster into a folder, and returns it.
     pub fn debug_bundle(&self) -> Result<PathBuf> {
         debug_bundle(self.cluster, &self.name)
@@ -133,8 +159,11 @@ impl Drop for TestNamespace<'_> {
             }
             return;
         }
-        let deleted =
-            self.kubectl.run(["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"]);
+        // A driver that goes on misbehaving could keep the namespace's volumes from going.
+        let driver = if self.cluster.spec().test_driver { self.misbehave(&[]) } else { Ok(()) };
+        let deleted = driver.and_then(|()| {
+            self.kubectl.run(["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"])
+        });
         if let Err(problem) = deleted {
             eprintln!("{}: {problem}", self.name);
         }

@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{Holdings, Machine, assert_same, claim, fingerprint, pod, workload};
+use common::{Holdings, Machine, assert_same, fingerprint, snapshot_and_clone, workload};
 use lifeboat_testbed::testing::{TestNamespace, own};
-use lifeboat_testbed::{Cluster, HOSTPATH_SNAPSHOT_CLASS};
+use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, HOSTPATH_SNAPSHOT_CLASS};
+use std::thread;
 use std::time::Duration;
 
 /// The goal for an idle cluster with Velero.
@@ -21,11 +22,14 @@ fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_no
     let memory = cluster.memory().unwrap();
     println!("idle memory: {} MiB ({} MiB as a plain sum)", memory.proportional >> 20, memory.resident >> 20);
     assert!(memory.proportional < MOST_IDLE_MEMORY, "{} MiB", memory.proportional >> 20);
-    moved_data(&cluster);
-    data_by_files(&cluster);
+    // At the same time, as most of it is waiting.
+    thread::scope(|scope| {
+        scope.spawn(|| moved_data(&cluster));
+        scope.spawn(|| data_by_files(&cluster));
+    });
     // A block volume in use when the cluster ends.
     let space = TestNamespace::new(&cluster, "left-running").unwrap();
-    space.apply(&workload(true)).unwrap();
+    space.apply(&workload(HOSTPATH_CLASS, true)).unwrap();
     space.wait_for_pod("writer").unwrap();
     let holdings = Holdings::of(&cluster);
     assert!(holdings.loops() >= 1, "the block volume has a loop device");
@@ -39,10 +43,10 @@ fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_no
 /// A file system volume and a block volume through snapshots, clones and Velero's data movement.
 fn moved_data(cluster: &Cluster) {
     let space = TestNamespace::new(cluster, "moved").unwrap();
-    space.apply(&workload(true)).unwrap();
+    space.apply(&workload(HOSTPATH_CLASS, true)).unwrap();
     space.wait_for_pod("writer").unwrap();
     let before = fingerprint(&space, "writer");
-    snapshot_and_clone(&space, &before);
+    snapshot_and_clone(&space, (HOSTPATH_CLASS, HOSTPATH_SNAPSHOT_CLASS), &before);
     velero_round_trip(cluster, &space, "moved", "--snapshot-move-data", &before);
     assert_completed(cluster, "datauploads", 2);
     assert_completed(cluster, "datadownloads", 2);
@@ -52,46 +56,12 @@ fn moved_data(cluster: &Cluster) {
 /// A file system volume through Velero's fs-backup.
 fn data_by_files(cluster: &Cluster) {
     let space = TestNamespace::new(cluster, "by-files").unwrap();
-    space.apply(&workload(false)).unwrap();
+    space.apply(&workload(HOSTPATH_CLASS, false)).unwrap();
     space.wait_for_pod("writer").unwrap();
     let before = fingerprint(&space, "writer");
     velero_round_trip(cluster, &space, "by-files", "--default-volumes-to-fs-backup", &before);
     assert_completed(cluster, "podvolumebackups", 1);
     assert_completed(cluster, "podvolumerestores", 1);
-}
-
-/// Clones of both kinds of volume, from a snapshot and from the volume itself, hold the same data.
-fn snapshot_and_clone(space: &TestNamespace<'_>, before: &str) {
-    let snapshot = |name: &str, claim: &str| {
-        serde_json::json!({
-            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
-            "spec": {"volumeSnapshotClassName": HOSTPATH_SNAPSHOT_CLASS,
-                     "source": {"persistentVolumeClaimName": claim}},
-        })
-    };
-    let list = |items: Vec<serde_json::Value>| {
-        serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
-    };
-    space.apply(&list(vec![snapshot("s-data", "data"), snapshot("s-raw", "raw")])).unwrap();
-    for name in ["s-data", "s-raw"] {
-        space.wait("volumesnapshot", name, "being ready", |s| s["status"]["readyToUse"] == true).unwrap();
-    }
-    for (suffix, source) in [("of-snapshot", ["s-data", "s-raw"]), ("of-volume", ["data", "raw"])] {
-        let kind = if suffix == "of-snapshot" { "VolumeSnapshot" } else { "PersistentVolumeClaim" };
-        let (data, raw) = (format!("data-{suffix}"), format!("raw-{suffix}"));
-        space
-            .apply(&list(vec![
-                claim(&data, "Filesystem", "256Mi", Some((kind, source[0]))),
-                claim(&raw, "Block", "32Mi", Some((kind, source[1]))),
-                pod(suffix, "sleep 86400", &data, Some(&raw)),
-            ]))
-            .unwrap();
-        space.wait_for_pod(suffix).unwrap();
-        assert_same(before, &fingerprint(space, suffix));
-        space.kubectl(["delete", "pod", suffix, "--wait=true"]).unwrap();
-        space.kubectl(["delete", "pvc", &data, &raw]).unwrap();
-    }
-    space.kubectl(["delete", "volumesnapshot", "s-data", "s-raw"]).unwrap();
 }
 
 /// Backs the namespace up, deletes it, restores it, and finds everything as it was.

@@ -1,10 +1,10 @@
-//! Clusters come and go: side by side, after a killed start, with a node lost and back.
+//! Clusters come and go: side by side, after a killed start, with the process that owns them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use common::{Holdings, Machine, folder_of};
-use lifeboat_testbed::testing::{condition, own, wait_for_object};
+use lifeboat_testbed::testing::own;
 use lifeboat_testbed::{Cluster, ClusterName, Error, Spec};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -86,45 +86,5 @@ fn a_cluster_goes_with_the_process_that_owns_it() {
     owner.kill().unwrap();
     owner.wait().unwrap();
     assert!(guard.wait().unwrap().success());
-    holdings.assert_gone();
-}
-
-#[test]
-fn pods_run_on_every_node_and_a_lost_node_comes_back() {
-    let cluster = own("nodes", |spec| spec.nodes = 2).unwrap();
-    let kubectl = cluster.kubectl();
-    let pod = |name: &str, node: &str, line: &str| {
-        serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
-            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 1, "containers": [
-                {"name": "c", "image": lifeboat_testbed::BUSYBOX, "command": ["sh", "-c", line]}]},
-        })
-    };
-    let service = serde_json::json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "greeter"},
-        "spec": {"selector": {"app": "greeter"}, "ports": [{"port": 80}]},
-    });
-    let serve = "mkdir /www; echo hello from the other node > /www/index.html; httpd -f -p 80 -h /www";
-    let items = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": [
-        pod("greeter", "node2", serve), pod("caller", "node1", "sleep 86400"), service]});
-    kubectl.apply(&items.to_string()).unwrap();
-    let wait = |kind: &str, name: &str, what: &str, holds: &dyn Fn(&serde_json::Value) -> bool| {
-        wait_for_object(&kubectl, "default", Duration::from_secs(120), (kind, name), what, holds).unwrap();
-    };
-    for name in ["greeter", "caller"] {
-        wait("pod", name, "being ready", &|pod| condition(pod, "Ready"));
-    }
-    let ask =
-        ["exec", "caller", "--", "timeout", "20", "wget", "-qO-", "http://greeter.default.svc.cluster.local"];
-    let answer = kubectl.text(ask).unwrap();
-    assert_eq!(answer.trim(), "hello from the other node");
-
-    cluster.lose_node(2).unwrap();
-    wait("node", "node2", "not being ready", &|node| !condition(node, "Ready"));
-    assert!(matches!(cluster.lose_node(1), Err(Error::Invalid(_))), "the control plane is not to be lost");
-    cluster.return_node(2).unwrap();
-    wait("node", "node2", "being ready again", &|node| condition(node, "Ready"));
-    let holdings = Holdings::of(&cluster);
-    Cluster::down(&cluster.spec().name).unwrap();
     holdings.assert_gone();
 }

@@ -2,13 +2,13 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use lifeboat_testbed::testing::TestNamespace;
-use lifeboat_testbed::{BUSYBOX, Cluster, ClusterName, HOSTPATH_CLASS, Layout};
+use lifeboat_testbed::{BUSYBOX, Cluster, ClusterName, Layout};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A pod that fills a file system volume, and a block volume if asked, with everything that is easily lost, then waits.
-pub fn workload(block: bool) -> String {
+pub fn workload(class: &str, block: bool) -> String {
     let fill = r#"
 if [ ! -f /data/.done ]; then
   mkdir -p /data/big /data/small /data/empty
@@ -22,17 +22,75 @@ if [ ! -f /data/.done ]; then
   sync; touch /data/.done
 fi
 sleep 86400"#;
-    let mut items = vec![claim("data", "Filesystem", "256Mi", None)];
-    items.extend(block.then(|| claim("raw", "Block", "32Mi", None)));
+    let mut items = vec![claim("data", class, "Filesystem", "256Mi", None)];
+    items.extend(block.then(|| claim("raw", class, "Block", "32Mi", None)));
     items.push(pod("writer", fill, "data", block.then_some("raw")));
+    list(&items)
+}
+
+/// Objects to be applied together.
+pub fn list(items: &[serde_json::Value]) -> String {
     serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
 
-/// A volume claim, from a snapshot if one is named.
-pub fn claim(name: &str, mode: &str, size: &str, source: Option<(&str, &str)>) -> serde_json::Value {
+/// A snapshot of a claim.
+pub fn snapshot(name: &str, class: &str, claim: &str) -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+        "spec": {"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": claim}},
+    })
+}
+
+/// Whether a snapshot can be used.
+pub fn ready_to_use(snapshot: &serde_json::Value) -> bool {
+    snapshot["status"]["readyToUse"] == true
+}
+
+/// Clones of both volumes of the workload, from snapshots and from the volumes themselves, hold the same data.
+pub fn snapshot_and_clone(space: &TestNamespace<'_>, (class, snapshot_class): (&str, &str), before: &str) {
+    space
+        .apply(&list(&[snapshot("s-data", snapshot_class, "data"), snapshot("s-raw", snapshot_class, "raw")]))
+        .unwrap();
+    for name in ["s-data", "s-raw"] {
+        space.wait("volumesnapshot", name, "being ready", ready_to_use).unwrap();
+    }
+    let clones = [
+        ("of-snapshot", "VolumeSnapshot", ["s-data", "s-raw"]),
+        ("of-volume", "PersistentVolumeClaim", ["data", "raw"]),
+    ];
+    // Both at the same time: most of it is waiting.
+    for (pod_name, kind, [data_source, raw_source]) in clones {
+        let (data, raw) = (format!("data-{pod_name}"), format!("raw-{pod_name}"));
+        space
+            .apply(&list(&[
+                claim(&data, class, "Filesystem", "256Mi", Some((kind, data_source))),
+                claim(&raw, class, "Block", "32Mi", Some((kind, raw_source))),
+                pod(pod_name, "sleep 86400", &data, Some(&raw)),
+            ]))
+            .unwrap();
+    }
+    for (pod_name, ..) in clones {
+        space.wait_for_pod(pod_name).unwrap();
+        assert_same(before, &fingerprint(space, pod_name));
+    }
+    space.kubectl(["delete", "pod", "of-snapshot", "of-volume", "--wait=true"]).unwrap();
+    space
+        .kubectl(["delete", "pvc", "data-of-snapshot", "raw-of-snapshot", "data-of-volume", "raw-of-volume"])
+        .unwrap();
+    space.kubectl(["delete", "volumesnapshot", "s-data", "s-raw"]).unwrap();
+}
+
+/// A volume claim, from a snapshot or another claim if one is named.
+pub fn claim(
+    name: &str,
+    class: &str,
+    mode: &str,
+    size: &str,
+    source: Option<(&str, &str)>,
+) -> serde_json::Value {
     let mut claim = serde_json::json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": HOSTPATH_CLASS, "volumeMode": mode,
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "volumeMode": mode,
                  "resources": {"requests": {"storage": size}}},
     });
     match source {
