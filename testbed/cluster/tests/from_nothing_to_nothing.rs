@@ -7,8 +7,9 @@ mod common;
 use common::{Holdings, Machine, assert_same, fingerprint, snapshot_and_clone, workload};
 use lifeboat_testbed::testing::{TestNamespace, own};
 use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, HOSTPATH_SNAPSHOT_CLASS};
+use std::sync::LazyLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The goal for an idle cluster with Velero.
 const MOST_IDLE_MEMORY: u64 = 2560 << 20;
@@ -17,6 +18,7 @@ const VELERO_PATIENCE: Duration = Duration::from_secs(300);
 
 #[test]
 fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_nothing() {
+    report("start");
     let machine = Machine::look();
     let cluster = own("round", |spec| spec.velero = true).unwrap();
     let memory = cluster.memory().unwrap();
@@ -31,6 +33,7 @@ fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_no
     let space = TestNamespace::new(&cluster, "left-running").unwrap();
     space.apply(&workload(HOSTPATH_CLASS, true)).unwrap();
     space.wait_for_pod("writer").unwrap();
+    report("going down");
     let holdings = Holdings::of(&cluster);
     assert!(holdings.loops() >= 1, "the block volume has a loop device");
     // Not to be deleted by the test: its API goes with the cluster.
@@ -46,7 +49,9 @@ fn moved_data(cluster: &Cluster) {
     space.apply(&workload(HOSTPATH_CLASS, true)).unwrap();
     space.wait_for_pod("writer").unwrap();
     let before = fingerprint(&space, "writer");
+    report("moved: workload is there");
     snapshot_and_clone(&space, (HOSTPATH_CLASS, HOSTPATH_SNAPSHOT_CLASS), &before);
+    report("moved: clones are equal");
     velero_round_trip(cluster, &space, "moved", "--snapshot-move-data", &before);
     assert_completed(cluster, "datauploads", 2);
     assert_completed(cluster, "datadownloads", 2);
@@ -64,18 +69,27 @@ fn data_by_files(cluster: &Cluster) {
     assert_completed(cluster, "podvolumerestores", 1);
 }
 
+/// Says how far the way has gone: it is long, and this tells where its time goes.
+fn report(step: &str) {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    eprintln!("{:6.1}s {step}", START.elapsed().as_secs_f32());
+}
+
 /// Backs the namespace up, deletes it, restores it, and finds everything as it was.
 fn velero_round_trip(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, how: &str, before: &str) {
     let kubectl = cluster.kubectl();
     let backup = ["backup", "create", name, "--include-namespaces", space.name(), how, "--wait"];
     cluster.run_velero(VELERO_PATIENCE, backup).unwrap();
     assert_phase(cluster, "backup.velero.io", name);
+    report(&format!("{name}: backed up"));
     kubectl.run_within(VELERO_PATIENCE, ["delete", "namespace", space.name(), "--wait=true"]).unwrap();
+    report(&format!("{name}: deleted"));
     let restore = format!("{name}-restored");
     cluster
         .run_velero(VELERO_PATIENCE, ["restore", "create", &restore, "--from-backup", name, "--wait"])
         .unwrap();
     assert_phase(cluster, "restore.velero.io", &restore);
+    report(&format!("{name}: restored"));
     space.wait_for_pod("writer").unwrap();
     assert_same(before, &fingerprint(space, "writer"));
 }
