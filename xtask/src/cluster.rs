@@ -73,8 +73,7 @@ fn build_static(name: &str) -> Result<PathBuf> {
 
 fn hand_over(task: &str, words: &[String]) -> Result<()> {
     let mut build = cargo();
-    build.args(["build", "--quiet", "--bins"]);
-    build.args(["--package", "lifeboat-testbed", "--package", "lifeboat-testbed-csi"]);
+    build.args(["build", "--quiet", "--bins", "--package", "lifeboat-testbed"]);
     ensure!(run(build)?.success(), "the testbed does not build");
     let mut testbed = cargo();
     testbed.args([

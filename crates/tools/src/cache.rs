@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// Raised when the way of building changes in a manner that the recipes do not show.
 const SCHEMA: &str = "1";
 
-/// The folder of all tools: below `$LIFEBOAT_CACHE`, else the user's cache folder.
-pub(crate) fn tools_dir() -> Result<PathBuf> {
+/// The folder of everything that may be made again: `$LIFEBOAT_CACHE`, else `lifeboat` in the user's cache folder.
+pub fn cache_dir() -> Result<PathBuf> {
     let from =
         |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let root = from("LIFEBOAT_CACHE")
@@ -18,7 +18,12 @@ pub(crate) fn tools_dir() -> Result<PathBuf> {
         .context("no folder for the cache: set LIFEBOAT_CACHE or HOME")?;
     // A relative folder would be another one for each crate's tests.
     ensure!(root.is_absolute(), "the cache folder {} must be an absolute path", root.display());
-    Ok(root.join("tools"))
+    Ok(root)
+}
+
+/// The folder of all tools.
+pub(crate) fn tools_dir() -> Result<PathBuf> {
+    Ok(cache_dir()?.join("tools"))
 }
 
 /// The folder below the checkout that pins the recipe's sources, if it has one.

@@ -14,6 +14,7 @@ mod machine;
 mod table;
 
 pub use build::{Outcome, install};
+pub use cache::cache_dir;
 pub use table::TOOLS;
 
 use anyhow::{Context, Result, bail};

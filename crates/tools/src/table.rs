@@ -82,7 +82,7 @@ pub const TOOLS: &[Tool] = &[
     kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
     kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
-    in_cluster("coredns", "1.12.3", "coredns", "github.com/coredns/coredns", &[]),
+    in_cluster("coredns", "1.12.3", "k8s", "./coredns", &[]),
     in_cluster(
         "hostpathplugin",
         "1.7.2",
@@ -100,18 +100,18 @@ pub const TOOLS: &[Tool] = &[
     in_cluster(
         "csi-snapshotter",
         "8.3.0",
-        "snap",
+        "k8s",
         "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
         &[("main.version", "v8.3.0")],
     ),
     in_cluster(
         "snapshot-controller",
         "8.3.0",
-        "snap",
+        "k8s",
         "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
         &[("main.version", "v8.3.0")],
     ),
-    in_cluster("csi-sanity", "5.3.1", "sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", &[]),
+    in_cluster("csi-sanity", "5.3.1", "k8s", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", &[]),
     in_cluster(
         "velero",
         "1.18.3",
@@ -130,14 +130,14 @@ pub const TOOLS: &[Tool] = &[
     in_cluster(
         "velero-plugin-for-aws",
         "1.14.3",
-        "awsplugin",
+        "velero",
         "github.com/vmware-tanzu/velero-plugin-for-aws/velero-plugin-for-aws",
         &[],
     ),
     in_cluster(
         "cp-plugin",
         "1.14.3",
-        "awsplugin",
+        "velero",
         "github.com/vmware-tanzu/velero-plugin-for-aws/hack/cp-plugin",
         &[],
     ),

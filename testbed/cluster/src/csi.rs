@@ -105,13 +105,14 @@ impl Driver {
                 // Upstream's registrar cannot be had as a module.
                 let registrar = on
                     .own("lifeboat-testbed-node", &self.component("registrar"))?
-                    .args(["register", "--driver", HOSTPATH_DRIVER, "--endpoint", &self.socket()])
-                    .args(["--socket", &self.registration_socket()]);
+                    .args(["csi", "register", "--driver-name", HOSTPATH_DRIVER])
+                    .arg(format!("--csi-address={}", self.socket()))
+                    .arg(format!("--registration-socket={}", self.registration_socket()));
                 Ok(vec![driver, registrar])
             }
             Driver::Test => Ok(vec![
-                on.own("lifeboat-testbed-csi", &self.component("driver"))?
-                    .arg("serve")
+                on.own("lifeboat-testbed-node", &self.component("driver"))?
+                    .args(["csi", "serve"])
                     .arg(format!("--endpoint={}", self.socket()))
                     .arg(format!("--node-id={}", on.node))
                     .arg(format!("--state-dir={}", test_volumes(on.layout, cluster)))
@@ -206,7 +207,7 @@ pub(crate) fn snapshot_controller(on: &Components<'_>) -> Result<Process> {
 
 /// The definitions of the snapshot API, which come with the module of its client.
 pub(crate) fn snapshot_definitions() -> Result<Vec<PathBuf>> {
-    let module = tools::module_source("snap", "github.com/kubernetes-csi/external-snapshotter/client/v8")?;
+    let module = tools::module_source("k8s", "github.com/kubernetes-csi/external-snapshotter/client/v8")?;
     let kinds = ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"];
     Ok(kinds
         .iter()

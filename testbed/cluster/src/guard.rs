@@ -26,8 +26,8 @@ pub fn watch(pid: i32, cluster: &str) -> Result<()> {
     Cluster::down(&name)
 }
 
-/// Ties a cluster to the running process.
-pub(crate) fn tie_to_this_process(name: &ClusterName) -> Result<()> {
+/// Ties a cluster to the running process, whether it is up already or not.
+pub fn tie_to_this_process(name: &ClusterName) -> Result<()> {
     let mut guard = Command::new(tools::own("lifeboat-testbed-node")?);
     guard.args(["guard", &std::process::id().to_string(), name.as_str()]).current_dir("/").process_group(0);
     guard.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

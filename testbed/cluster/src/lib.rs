@@ -44,6 +44,7 @@ pub use image::Image;
 pub use kubectl::Kubectl;
 pub use node::Node;
 pub use object_store::{ObjectStore, REGION};
+pub use rustix::process::Signal;
 pub use spec::{ClusterName, Layout, MOST_NODES, NodeId, Spec, addresses};
 pub use status::{Memory, NodeStatus};
 

@@ -256,13 +256,8 @@ pub(crate) fn state_folder() -> Result<PathBuf> {
 
 /// The project's cache folder of this user.
 pub(crate) fn cache_folder() -> Result<PathBuf> {
-    let base = match env::var_os("XDG_CACHE_HOME") {
-        Some(folder) => PathBuf::from(folder),
-        None => PathBuf::from(env::var_os("HOME").ok_or_else(|| Error::Missing {
-            what: "the variable HOME".to_owned(),
-            remedy: "set it or XDG_CACHE_HOME".to_owned(),
-        })?)
-        .join(".cache"),
-    };
-    Ok(base.join("lifeboat"))
+    lifeboat_tools::cache_dir().map_err(|problem| Error::Missing {
+        what: "the cache folder".to_owned(),
+        remedy: format!("{problem:#}"),
+    })
 }

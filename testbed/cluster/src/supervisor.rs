@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, waitid, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, wait, waitid};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -171,7 +171,8 @@ fn reap_forever(table: &Mutex<Table>) {
 }
 
 fn reap_one(table: &mut Table) {
-    if let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
+    // Any child, of whatever process group: each component has one of its own.
+    if let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
         let pid = pid.as_raw_nonzero().get();
         let how = match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => format!("exit code {code}"),

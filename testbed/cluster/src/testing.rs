@@ -29,9 +29,8 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The cluster that all tests of this run share.
 ///
-/// `LIFEBOAT_CLUSTER` names one that is up already and stays up; `cargo xtask` sets it for a run of several test
-/// programs. Without it the first caller starts a cluster of this process's own, made as `adjust` says, which goes
-/// when the process ends.
+/// `LIFEBOAT_CLUSTER` names one that is up already and stays up. Without it the first caller starts a cluster of this
+/// process's own, made as `adjust` says, which goes when the process ends.
 pub fn shared(adjust: impl FnOnce(&mut Spec)) -> Result<&'static Cluster> {
     static SHARED: OnceLock<std::result::Result<Cluster, String>> = OnceLock::new();
     let cluster = SHARED.get_or_init(|| match std::env::var("LIFEBOAT_CLUSTER") {

@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Holdings, Machine, folder_of};
+use common::{Holdings, Machine, folder_of, zombies};
+use lifeboat_testbed::guard::tie_to_this_process;
 use lifeboat_testbed::testing::own;
-use lifeboat_testbed::{Cluster, ClusterName, Error, Spec};
+use lifeboat_testbed::{Cluster, ClusterName, Error, Signal, Spec};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -36,26 +37,35 @@ fn two_clusters_at_the_same_time_do_not_see_each_other_and_leave_nothing() {
     machine.assert_unchanged();
 }
 
-#[test]
-fn a_start_whose_process_was_killed_half_way_is_cleared_away_by_the_next() {
-    let name = ClusterName::new(&format!("killed-{}", std::process::id())).unwrap();
+/// Starts a cluster and kills the process that does so once the log of `component` is there; the rest stays behind.
+fn kill_start_at(name: &ClusterName, component: &str) {
     let mut start = Command::new(env!("CARGO_BIN_EXE_lifeboat-testbed"))
         .args(["cluster", "up", "--name", name.as_str()])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Far enough for processes of all kinds to run, not far enough to be complete.
-    let log = folder_of(&name).join("nodes/node1/log/containerd.log");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let log = folder_of(name).join(format!("nodes/node1/log/{component}.log"));
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !log.exists() {
         assert!(Instant::now() < deadline, "the start got nowhere");
         thread::sleep(Duration::from_millis(10));
     }
     start.kill().unwrap();
     start.wait().unwrap();
-    assert!(Cluster::open(&name).is_err(), "half a cluster is no cluster");
+    assert!(Cluster::open(name).is_err(), "half a cluster is no cluster");
+}
 
+#[test]
+fn a_start_whose_process_was_killed_half_way_is_cleared_away() {
+    let name = ClusterName::new(&format!("killed-{}", std::process::id())).unwrap();
+    tie_to_this_process(&name).unwrap();
+    kill_start_at(&name, "etcd");
+    let half = Holdings::of_half(&name);
+    Cluster::down(&name).unwrap();
+    half.assert_gone();
+
+    kill_start_at(&name, "kubelet");
     let spec = Spec::new(name.clone());
     let cluster = Cluster::up(&spec, &|_, _| {}).unwrap();
     assert!(cluster.kubectl().run(["get", "--raw", "/readyz"]).is_ok());
@@ -71,8 +81,28 @@ fn a_start_whose_process_was_killed_half_way_is_cleared_away_by_the_next() {
 }
 
 #[test]
+fn the_end_of_a_component_is_noticed_and_leaves_no_zombie() {
+    let cluster = own("ending", |_| {}).unwrap();
+    let node = cluster.node(1).unwrap();
+    let ended = |name: &str| {
+        let processes = node.processes().unwrap();
+        processes.into_iter().find(|process| process.name == name).unwrap().ended
+    };
+    assert_eq!(ended("coredns"), None);
+    node.signal("coredns", Signal::KILL).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while ended("coredns").is_none() || zombies(&cluster) > 0 {
+        assert!(Instant::now() < deadline, "{:?}, {} zombies", ended("coredns"), zombies(&cluster));
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(ended("coredns").as_deref(), Some("signal 9"));
+    Cluster::down(&cluster.spec().name).unwrap();
+}
+
+#[test]
 fn a_cluster_goes_with_the_process_that_owns_it() {
     let name = ClusterName::new(&format!("owned-{}", std::process::id())).unwrap();
+    tie_to_this_process(&name).unwrap();
     let spec = Spec::new(name.clone());
     let cluster = Cluster::up(&spec, &|_, _| {}).unwrap();
     let holdings = Holdings::of(&cluster);

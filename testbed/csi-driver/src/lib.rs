@@ -57,6 +57,7 @@
 #![deny(unsafe_code)]
 
 mod blocks;
+mod command;
 mod content;
 mod controller;
 mod driver;
@@ -86,6 +87,7 @@ pub mod registration_proto {
     tonic::include_proto!("pluginregistration");
 }
 
+pub use command::Command;
 pub use driver::{Driver, Settings, release_all_devices};
 pub use error::{Error, Result};
 pub use knobs::Knobs;

@@ -162,6 +162,11 @@ pub fn namespaces_of(process: &Path) -> impl Iterator<Item = String> + use<> {
     links.into_iter().filter_map(|link| Some(fs::read_link(link).ok()?.to_str()?.to_owned()))
 }
 
+fn command_line(process: &Path) -> String {
+    let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
 fn processes_in(view: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(view).unwrap().flatten().map(|entry| entry.path());
     entries
@@ -175,17 +180,36 @@ pub fn processes_of(cluster: &Cluster) -> Vec<PathBuf> {
     nodes.flat_map(|pid| processes_in(Path::new(&format!("/proc/{pid}/root/proc")))).collect()
 }
 
+/// How many processes of a cluster have ended without anybody having taken note.
+pub fn zombies(cluster: &Cluster) -> usize {
+    let is_zombie = |process: &PathBuf| {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        status.lines().any(|line| line.starts_with("State:") && line.contains('Z'))
+    };
+    processes_of(cluster).iter().filter(|process| is_zombie(process)).count()
+}
+
 impl Holdings {
     /// Notes every namespace that exists because of the cluster: those of its nodes and of everything below them.
     pub fn of(cluster: &Cluster) -> Self {
+        Self::of_processes(&cluster.spec().name, &processes_of(cluster))
+    }
+
+    /// The same for a cluster that is not complete: its processes are told by the cluster's folder.
+    pub fn of_half(name: &ClusterName) -> Self {
+        let folder = folder_of(name);
+        let of_cluster = |process: &PathBuf| command_line(process).contains(folder.to_str().unwrap());
+        let processes: Vec<PathBuf> =
+            processes_in(Path::new("/proc")).into_iter().filter(of_cluster).collect();
+        Self::of_processes(name, &processes)
+    }
+
+    fn of_processes(name: &ClusterName, processes: &[PathBuf]) -> Self {
         let own: BTreeSet<String> = namespaces_of(Path::new("/proc/self")).collect();
-        let inside: BTreeSet<String> =
-            processes_of(cluster).iter().flat_map(|process| namespaces_of(process)).collect();
+        let inside: BTreeSet<String> = processes.iter().flat_map(|process| namespaces_of(process)).collect();
         let namespaces: BTreeSet<String> = inside.difference(&own).cloned().collect();
         assert!(namespaces.len() >= 3, "a cluster has at least three namespaces: {namespaces:?}");
-        let name = cluster.spec().name.clone();
-        let loops = loops_of(&name).len();
-        Self { folder: cluster.layout().folder().to_owned(), name, namespaces, loops }
+        Self { folder: folder_of(name), name: name.clone(), namespaces, loops: loops_of(name).len() }
     }
 
     /// How many loop devices the cluster's volumes had.
@@ -197,8 +221,7 @@ impl Holdings {
     pub fn assert_gone(&self) {
         let folder = self.folder.to_str().unwrap();
         for process in processes_in(Path::new("/proc")) {
-            let line = fs::read(process.join("cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let line = command_line(&process);
             let own = process.ends_with(std::process::id().to_string());
             assert!(own || !line.contains(folder), "left: process {} {line}", process.display());
             for namespace in namespaces_of(&process) {
