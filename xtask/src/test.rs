@@ -41,9 +41,6 @@ const FUZZ_SECONDS: u64 = 10;
 /// The same with `--long`.
 const LONG_FUZZ_SECONDS: u64 = 300;
 
-/// Crates whose tests bring up a cluster: so far they run with `--long` only, see docs/dev/progress.md.
-const CLUSTER_CRATES: [&str; 2] = ["lifeboat-testbed", "lifeboat-testbed-csi"];
-
 /// How many things held and how many did not.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Count {
@@ -130,8 +127,6 @@ fn cargo_test(args: &Args) -> Result<Count> {
     command.args(["test", "--workspace", "--no-fail-fast"]).stdout(Stdio::piped());
     if args.long {
         command.env("LIFEBOAT_LONG", "1");
-    } else {
-        command.args(CLUSTER_CRATES.iter().flat_map(|name| ["--exclude", name]));
     }
     command.args(args.filter.iter());
     if args.long {

@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use lifeboat_tools::{Group, Outcome, TOOLS, Tool};
 
 /// What a plain `cargo xtask tools` and `cargo xtask test` install.
-pub const FOR_TESTS: &[Group] = &[Group::Peers, Group::Lint];
+pub const FOR_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Cluster];
 /// What `cargo xtask test --long` installs.
-pub const FOR_LONG_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Long, Group::Cluster];
+pub const FOR_LONG_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Cluster, Group::Long];
 
 /// Which tools.
 #[derive(Debug, clap::Args)]
