@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Real Kubernetes clusters for tests")]
+#[command(bin_name = "cargo xtask", about = "Real Kubernetes clusters for tests")]
 struct Arguments {
     #[command(subcommand)]
     task: Task,
@@ -104,7 +104,7 @@ struct Foreign {
 struct ImageTask {
     /// Images of the testbed by name; all of them if neither a name nor a program is given.
     names: Vec<String>,
-    /// Make an image of this static program instead.
+    /// Make an image of this static program instead; `--bin NAME` builds one of the workspace first and takes that.
     #[arg(long, requires = "reference", conflicts_with = "names")]
     program: Option<PathBuf>,
     /// The full name of that image, with its tag.
