@@ -295,6 +295,13 @@ pub struct RestoreArgs {
     pub snapshot: String,
     /// The directory, made if it does not exist; or the file, if the source is one
     pub target: PathBuf,
+    /// The snapshot is one of a block volume; the target is a device or an image file. With --update only what differs
+    /// is written
+    #[arg(long, conflicts_with_all = [
+        "include", "exclude", "delete_extra", "skip_existing", "keep_newer", "no_overwrite_files",
+        "skip_owners", "skip_permissions", "skip_times", "skip_xattrs", "verify", "no_write_sparse_files",
+    ])]
+    pub block: bool,
     /// What to do with what is there.
     #[command(flatten)]
     pub existing: ExistingArgs,

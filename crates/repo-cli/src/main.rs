@@ -1,7 +1,8 @@
 //! `lifeboat-repo`: backup of directories into Kopia-compatible repositories, for people without a cluster.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocator;
 mod args;
 mod commands;
 mod session;
@@ -11,6 +12,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    allocator::be_frugal();
     let cli = args::Cli::parse();
     tracing_subscriber::fmt().with_max_level(cli.global.log_level).with_writer(std::io::stderr).init();
     match commands::run(cli) {

@@ -27,6 +27,8 @@ pub enum ErrorKind {
     Damaged,
     /// The storage failed and may work again later.
     Storage,
+    /// [`crate::Repository::interrupt_reads`] was called.
+    Interrupted,
     /// Anything else.
     Other,
 }

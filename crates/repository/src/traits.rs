@@ -197,6 +197,11 @@ pub trait Repository: Send + Sync {
     /// The time by the repository's clock, which may differ from the caller's.
     fn now(&self) -> Timestamp;
 
+    /// Makes reads that wait for the storage, on whatever thread, fail soon with [`ErrorKind::Interrupted`], and all
+    /// later ones at once: for whoever gives up and cannot wait for a storage that hangs. Scattered reads have a stop
+    /// of their own.
+    fn interrupt_reads(&self) {}
+
     /// Flushes (if writable) and closes.
     fn close(&self) -> Result<()>;
 }

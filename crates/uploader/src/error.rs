@@ -62,6 +62,20 @@ pub enum Error {
         directory: String,
     },
 
+    /// The target cannot hold what is to be restored; nothing was written.
+    #[error(
+        "{} has {available} bytes, the volume in the snapshot has {needed}; nothing was written, use a larger target",
+        path.display()
+    )]
+    TargetTooSmall {
+        /// The target.
+        path: PathBuf,
+        /// The size of the volume.
+        needed: u64,
+        /// The size of the target.
+        available: u64,
+    },
+
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backup;
+mod block;
 mod compression;
 mod error;
 mod fsio;
@@ -15,6 +16,7 @@ mod progress;
 mod restore;
 
 pub use backup::{BackupOptions, back_up};
+pub use block::{BlockRestoreOptions, BlockRestoreReport, restore_block};
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
 pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};

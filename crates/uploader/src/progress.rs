@@ -1,7 +1,12 @@
 //! Counters that only grow, and the switch that ends a run early.
 
-use std::sync::Arc;
+use lifeboat_repository::Repository;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How soon a cancel is seen by those who cannot look themselves.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Counters of a running backup or restore; shared with whoever shows them.
 #[derive(Debug, Default)]
@@ -66,6 +71,27 @@ impl Cancel {
     /// Whether the run is to end.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Does `work`, and makes the reads that it waits for fail if the run is to end meanwhile.
+    pub(crate) fn interrupting<T>(
+        &self,
+        repository: &dyn Repository,
+        work: impl FnOnce() -> crate::Result<T>,
+    ) -> crate::Result<T> {
+        let (ended_out, ended) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    if self.is_cancelled() {
+                        return repository.interrupt_reads();
+                    }
+                }
+            });
+            let outcome = work();
+            drop(ended_out);
+            outcome
+        })
     }
 
     pub(crate) fn check(&self) -> crate::Result<()> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// How much is read at a time: some hundred listings, and less to transfer than a round trip takes.
 const BLOCK: u64 = 1 << 20;
 /// The most memory that blocks take: beyond that a walk through a tree gains nothing.
-const MOST: u64 = 8 << 20;
+const MOST: u64 = 4 << 20;
 /// Of how many packs it is remembered that somebody has read from them.
 const PACKS: usize = 64;
 

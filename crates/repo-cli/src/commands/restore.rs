@@ -8,7 +8,9 @@ use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType, GoMode};
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{Id, Repository as _};
-use lifeboat_uploader::{Error, Existing, PathFilter, Progress, RestoreOptions, RestoreReport};
+use lifeboat_uploader::{
+    BlockRestoreOptions, Cancel, Error, Existing, PathFilter, Progress, RestoreOptions, RestoreReport,
+};
 
 /// How many failures are printed; the first few tell the story.
 const SHOWN: usize = 20;
@@ -19,6 +21,9 @@ pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
     let root = find_source(session, &repository, &interface, &args.snapshot)?;
     let progress = Progress::default();
     let cancel = session.cancel_on_signal();
+    if args.block {
+        return run_block(&interface, &root, args, &progress, &cancel);
+    }
     let restored = lifeboat_uploader::restore(&interface, &root, &options(args), &progress, &cancel);
     let (report, is_complete) = match restored {
         Ok(report) => (report, true),
@@ -32,6 +37,31 @@ pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
     if !is_complete && !args.ignore_errors {
         bail!("{} entries could not be restored; everything else was", report.failed);
     }
+    Ok(())
+}
+
+fn run_block(
+    interface: &KopiaRepository,
+    root: &DirEntry,
+    args: &RestoreArgs,
+    progress: &Progress,
+    cancel: &Cancel,
+) -> Result<()> {
+    let options = BlockRestoreOptions {
+        target: args.target.clone(),
+        compare: args.existing.update,
+        threads: args.parallel,
+    };
+    let report = lifeboat_uploader::restore_block(interface, root, &options, progress, cancel)
+        .with_context(|| format!("restore of {} to {} failed", args.snapshot, args.target.display()))?;
+    println!(
+        "Restored a volume of {}: {} written, {} zeros, {} were there already; read {} from the repository.",
+        bytes(report.size),
+        bytes(report.written),
+        bytes(report.zeros),
+        bytes(report.kept),
+        bytes(report.read_bytes)
+    );
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use lifeboat_testkit::kopia::Snapshot;
 use lifeboat_testkit::process;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -24,13 +24,18 @@ impl Ours {
         Ok(Ours { home: tempfile::tempdir()?, password: password.to_owned() })
     }
 
+    /// The file that says which repository this user is connected to.
+    pub fn config_file(&self) -> PathBuf {
+        self.home.path().join("repository.config")
+    }
+
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lifeboat-repo"));
         command
             .env_clear()
             .env("HOME", self.home.path())
             .env("LIFEBOAT_PASSWORD", &self.password)
-            .env("LIFEBOAT_CONFIG_PATH", self.home.path().join("repository.config"))
+            .env("LIFEBOAT_CONFIG_PATH", self.config_file())
             .args(args);
         command
     }

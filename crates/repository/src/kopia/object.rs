@@ -8,6 +8,7 @@ use lifeboat_kopia::object::{self, ObjectId, Objects, PositionalOptions, Positio
 use lifeboat_primitives::compress::Compressor;
 use std::io::{Read, Seek, SeekFrom};
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 /// Chunks of objects that are written at offsets: what Velero's design for block volumes names.
 const BLOCK_CHUNK: usize = 1 << 20;
@@ -132,21 +133,36 @@ impl ObjectWriter for AtOffsets {
     }
 }
 
+/// Waits for reads of the storage until they are interrupted.
+#[derive(Debug, Clone)]
+pub(super) struct Waiter {
+    pub(super) runtime: Handle,
+    pub(super) interrupted: CancellationToken,
+}
+
+impl Waiter {
+    pub(super) fn wait<T>(&self, call: impl Future<Output = lifeboat_kopia::Result<T>>) -> Result<T> {
+        let outcome = self.runtime.block_on(self.interrupted.run_until_cancelled(call));
+        let interrupted = || Error::new(ErrorKind::Interrupted, "reading was interrupted");
+        Ok(outcome.ok_or_else(interrupted)??)
+    }
+}
+
 /// A reader that blocks.
 pub(super) struct Reader {
     reader: object::ObjectReader,
-    runtime: Handle,
+    waiter: Waiter,
 }
 
 impl Reader {
-    pub(super) fn new(reader: object::ObjectReader, runtime: Handle) -> Self {
-        Reader { reader, runtime }
+    pub(super) fn new(reader: object::ObjectReader, waiter: Waiter) -> Self {
+        Reader { reader, waiter }
     }
 }
 
 impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.runtime.block_on(self.reader.read(buffer)).map_err(|error| Error::from(error).into())
+        Ok(self.waiter.wait(self.reader.read(buffer))?)
     }
 }
 
@@ -162,6 +178,6 @@ impl ObjectReader for Reader {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        Ok(self.runtime.block_on(self.reader.read_at(offset, buffer))?)
+        self.waiter.wait(self.reader.read_at(offset, buffer))
     }
 }

@@ -1,6 +1,6 @@
 //! An open Kopia repository as movers see it.
 
-use super::object::{Reader, new_writer, object_id, writer_options};
+use super::object::{Reader, Waiter, new_writer, object_id, writer_options};
 use super::scatter;
 use crate::{
     AccessMode, Error, ErrorKind, Features, Id, Manifest, ManifestFilter, ManifestMetadata, ObjectReader,
@@ -13,17 +13,23 @@ use lifeboat_primitives::compress::Compressor;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 /// A Kopia repository behind the Unified Repository Interface.
 #[derive(Debug, Clone)]
 pub struct KopiaRepository {
     inner: repo::Repository,
+    interrupted: CancellationToken,
 }
 
 impl KopiaRepository {
     /// Offers an open repository through the interface.
     pub fn new(inner: repo::Repository) -> Self {
-        KopiaRepository { inner }
+        KopiaRepository { inner, interrupted: CancellationToken::new() }
+    }
+
+    fn waiter(&self) -> Waiter {
+        Waiter { runtime: self.runtime().clone(), interrupted: self.interrupted.clone() }
     }
 
     fn runtime(&self) -> &Handle {
@@ -33,8 +39,9 @@ impl KopiaRepository {
 
 impl Repository for KopiaRepository {
     fn open_object(&self, id: &Id) -> Result<Box<dyn ObjectReader>> {
-        let reader = self.runtime().block_on(self.inner.objects().open(object_id(id)?))?;
-        Ok(Box::new(Reader::new(reader, self.runtime().clone())))
+        let waiter = self.waiter();
+        let reader = waiter.wait(self.inner.objects().open(object_id(id)?))?;
+        Ok(Box::new(Reader::new(reader, waiter)))
     }
 
     fn read_scattered<'a>(
@@ -106,6 +113,10 @@ impl Repository for KopiaRepository {
 
     fn now(&self) -> Timestamp {
         self.inner.environment().clock.now()
+    }
+
+    fn interrupt_reads(&self) {
+        self.interrupted.cancel();
     }
 
     fn close(&self) -> Result<()> {

@@ -9,8 +9,8 @@ mod files;
 mod filter;
 mod links;
 mod overwrite;
-mod sparse;
-mod target;
+pub(crate) mod sparse;
+pub(crate) mod target;
 mod verify;
 mod walk;
 
@@ -146,13 +146,16 @@ pub fn restore(
     cancel: &Cancel,
 ) -> Result<RestoreReport> {
     let run = Run::new(repository, root, options, progress, cancel);
-    run.walk(root, Purpose::Restore)?;
-    if options.sync || options.verify {
-        run.sync(root)?;
-    }
-    if options.verify {
-        run.walk(root, Purpose::Verify)?;
-    }
+    cancel.interrupting(repository, || {
+        run.walk(root, Purpose::Restore)?;
+        if options.sync || options.verify {
+            run.sync(root)?;
+        }
+        if options.verify {
+            run.walk(root, Purpose::Verify)?;
+        }
+        Ok(())
+    })?;
     run.end()
 }
 
@@ -200,26 +203,27 @@ impl<'a> Run<'a> {
     /// Goes through the snapshot and reads what that asks for.
     fn walk(&self, root: &DirEntry, purpose: Purpose) -> Result<()> {
         let mut walk = Walk::new(self, purpose);
-        let totals = match root.is_dir() {
+        let read = match root.is_dir() {
             true => {
                 let mut root = root.clone();
                 let attributes = Attributes::of(&mut root);
                 let directory = self.top(&self.options.target, Some(attributes))?;
                 walk.enter(directory, root.object);
-                self.read(&mut walk)?
+                self.read(&mut walk)
             }
             false => {
                 let (folder, name) = self.split_target()?;
                 let directory = Arc::new(self.top(&folder, None)?);
                 let mut single = walk.single(&directory, root.clone(), name).into_iter();
-                self.read(&mut single)?
+                self.read(&mut single)
             }
         };
+        // What a cancel made fail is not a failure.
+        self.cancel.check()?;
         if let Some(error) = self.fatal.lock().take() {
             return Err(error);
         }
-        self.cancel.check()?;
-        self.tally.read(totals);
+        self.tally.read(read?);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ pub(super) const WORTHWHILE: usize = 64 << 10;
 
 /// A part of a piece of a file, as places in the piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Segment {
+pub(crate) enum Segment {
     /// To be written.
     Data(Range<usize>),
     /// Zeros that take no space.
@@ -19,7 +19,7 @@ pub(super) enum Segment {
 
 /// Cuts the bytes at `offset` of a file into data and holes: where the snapshot says that holes were, or, if it does not
 /// say, where there are zeros.
-pub(super) fn segments(recorded: Option<&Holes>, offset: u64, bytes: &[u8]) -> Vec<Segment> {
+pub(crate) fn segments(recorded: Option<&Holes>, offset: u64, bytes: &[u8]) -> Vec<Segment> {
     let mut segments = Segments { segments: Vec::new(), done: 0 };
     match recorded.filter(|holes| holes.iter().next().is_some()) {
         Some(holes) => {
@@ -35,14 +35,15 @@ pub(super) fn segments(recorded: Option<&Holes>, offset: u64, bytes: &[u8]) -> V
             }
         }
         None => {
+            // The first and the last block of a piece may continue in its neighbours, which decide for themselves.
             let first = (offset.next_multiple_of(BLOCK as u64) - offset).min(bytes.len() as u64) as usize;
-            let mut from = first;
-            for block in bytes[first..].chunks(BLOCK) {
-                let range = from..from + block.len();
-                from = range.end;
-                if is_zero(block) {
-                    segments.hole(range);
+            let mut from = 0;
+            while from < bytes.len() {
+                let until = if from < first { first } else { bytes.len().min(from + BLOCK) };
+                if is_zero(&bytes[from..until]) {
+                    segments.hole(from..until);
                 }
+                from = until;
             }
         }
     }
@@ -78,7 +79,7 @@ impl Segments {
 }
 
 /// Whether all bytes are zero; data that is not shows it at once.
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (blocks, rest) = bytes.split_at(bytes.len() / 64 * 64);
     blocks.chunks_exact(64).all(|block| block == [0; 64]) && rest.iter().all(|byte| *byte == 0)
 }
@@ -100,7 +101,7 @@ mod tests {
         let found = segments(None, 100, &bytes);
         let start = 2 * BLOCK - 100;
         assert_eq!(found, [data(0..start), hole(start..start + BLOCK), data(start + BLOCK..5 * BLOCK)]);
-        assert_eq!(segments(None, 5, &[0; 20]), [data(0..20)]);
+        assert_eq!(segments(None, 5, &[0; 20]), [hole(0..20)]);
         assert_eq!(segments(None, 0, &[]), []);
     }
 

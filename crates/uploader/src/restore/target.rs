@@ -71,6 +71,10 @@ impl OpenFiles {
 }
 
 impl Slot {
+    fn opened(&self) -> Option<Arc<OwnedFd>> {
+        self.0.lock().clone()
+    }
+
     pub(super) fn close(&self) {
         self.0.lock().take();
     }
@@ -176,20 +180,39 @@ impl Directory {
 
     /// The open directory; made, private until it is complete, if it is not there.
     pub(super) fn fd(&self) -> Result<Arc<OwnedFd>> {
-        match &self.place {
-            Place::Top { fd, .. } => Ok(fd.clone()),
-            Place::In { parent, name } => self.files.get(&self.slot, || {
-                let parent = parent.fd()?;
-                if !self.is_made() {
-                    rustix::fs::mkdirat(&parent, name, Mode::RWXU)
-                        .map_err(|e| Error::file("create", &self.path(), e))?;
-                    self.is_made.store(true, Ordering::Relaxed);
-                }
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
-                rustix::fs::openat(&parent, name, flags, Mode::empty())
-                    .map_err(|e| Error::file("open", &self.path(), e))
-            }),
+        // Upwards to the next one that is open, and down again. Not by recursion: trees may be deep.
+        let mut closed = Vec::new();
+        let mut at = self;
+        let mut fd = loop {
+            match &at.place {
+                Place::Top { fd, .. } => break fd.clone(),
+                Place::In { parent, .. } => match at.slot.opened() {
+                    Some(fd) => break fd,
+                    None => {
+                        closed.push(at);
+                        at = parent;
+                    }
+                },
+            }
+        };
+        while let Some(directory) = closed.pop() {
+            fd = self.files.get(&directory.slot, || directory.open_in(&fd))?;
         }
+        Ok(fd)
+    }
+
+    fn open_in(&self, parent: &OwnedFd) -> Result<OwnedFd> {
+        let Place::In { name, .. } = &self.place else {
+            return Err(Error::file("open", &self.path(), Errno::INVAL));
+        };
+        if !self.is_made() {
+            rustix::fs::mkdirat(parent, name, Mode::RWXU)
+                .map_err(|e| Error::file("create", &self.path(), e))?;
+            self.is_made.store(true, Ordering::Relaxed);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
+        rustix::fs::openat(parent, name, flags, Mode::empty())
+            .map_err(|e| Error::file("open", &self.path(), e))
     }
 
     /// Its path, for messages.
@@ -309,7 +332,7 @@ impl Directory {
 }
 
 /// Writes all of `data` at `offset`.
-pub(super) fn write_at(file: &OwnedFd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+pub(crate) fn write_at(file: &OwnedFd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {
     while !data.is_empty() {
         match rustix::io::pwrite(file, data, offset) {
             Ok(0) => return Err(Errno::NOSPC),
@@ -325,7 +348,7 @@ pub(super) fn write_at(file: &OwnedFd, mut data: &[u8], mut offset: u64) -> rust
 }
 
 /// Fills `buffer` from `offset` on; `false` if the file ends before, or cannot be read.
-pub(super) fn read_at(file: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> bool {
+pub(crate) fn read_at(file: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> bool {
     while !buffer.is_empty() {
         match rustix::io::pread(file, &mut *buffer, offset) {
             Ok(0) => return false,

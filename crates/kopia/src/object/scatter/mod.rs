@@ -25,9 +25,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 use window::{Piece, Region};
 
-/// Bytes under way at a time, where the budget allows: what a store with 20 ms of delay delivers in 40 ms at
-/// 1 GB/s.
-const MOST_IN_FLIGHT: u64 = 40 << 20;
+/// Bytes under way at a time, where the budget allows: what a store with 20 ms of delay delivers meanwhile at 1 GB/s.
+const MOST_IN_FLIGHT: u64 = 24 << 20;
 /// Less than this and nothing overlaps any more.
 const LEAST_IN_FLIGHT: u64 = 2 << 20;
 /// How long anything waits before it asks again whether the call is to end.
@@ -173,6 +172,20 @@ impl<D: Destination> Run<'_, D> {
     /// Whether everything is to end.
     fn is_over(&self) -> bool {
         self.halted.load(Ordering::Relaxed) || (self.stop)()
+    }
+
+    /// Waits for the storage, or for the end of the call (then `None`).
+    fn wait<T>(&self, call: impl Future<Output = T>) -> Option<T> {
+        self.objects.runtime.block_on(async {
+            let mut call = std::pin::pin!(call);
+            loop {
+                match tokio::time::timeout(PATIENCE, &mut call).await {
+                    Ok(value) => return Some(value),
+                    Err(_) if self.is_over() => return None,
+                    Err(_) => {}
+                }
+            }
+        })
     }
 
     /// Puts work aside and gives its number.

@@ -135,10 +135,11 @@ fn fetch_and_open<D: Destination>(run: &Run<'_, D>, piece: Piece<D>) -> Result<(
     let contents = run.objects.contents();
     // Others before it may have made the index load again.
     let location = contents.resolve(&piece.location.entry.id);
-    let fetched = location.and_then(|location| {
-        let (location, sealed) = run.objects.runtime.block_on(contents.fetch(location))?;
-        contents.open_raw(&location, &sealed)
-    });
+    let fetched = match location.map(|location| run.wait(contents.fetch(location))) {
+        Ok(None) => return Ok(()),
+        Ok(Some(fetched)) => fetched.and_then(|(location, sealed)| contents.open_raw(&location, &sealed)),
+        Err(error) => Err(error),
+    };
     match fetched {
         Ok(data) => hand_out(&data, vec![piece]),
         Err(error) if is_outage(&error) => return Err(error),

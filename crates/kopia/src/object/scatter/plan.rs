@@ -13,10 +13,9 @@ use std::io::{BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use tokio::runtime::Handle;
 
-/// A window ends at so many pieces: they and what their objects hold take some megabytes.
-const WINDOW_PIECES: usize = 8192;
+/// A window ends at so many pieces: they and their destinations take some megabytes, and there are up to four windows.
+const WINDOW_PIECES: usize = 4096;
 /// It also ends when its contents have so many bytes: much more than a pack, and enough to keep everybody busy while
 /// the next one is planned.
 const WINDOW_BYTES: u64 = 256 << 20;
@@ -74,7 +73,6 @@ impl<'a, D: Destination> Planner<'a, D> {
             return self.add_content(object, part, expected);
         };
         let run = self.run;
-        let runtime = &run.objects.runtime;
         let start = object.length.load(Ordering::Relaxed);
         let mut failure = None;
         let mut each = |entry: Entry| {
@@ -82,12 +80,13 @@ impl<'a, D: Destination> Planner<'a, D> {
             added.map_err(|error| failure = Some(error)).is_ok() && !run.is_over()
         };
         let visited = if index.levels() == 0 && !index.is_compressed() {
-            let json = runtime.block_on(run.objects.contents().read(&index.content()))?;
-            indirect::visit_slice(&json, &mut each)
+            let content = index.content();
+            let Some(json) = run.wait(run.objects.contents().read(&content)) else { return Ok(()) };
+            indirect::visit_slice(&json?, &mut each)
         } else {
             // The index of a huge object is itself too large for memory.
-            let reader = runtime.block_on(run.objects.open(index))?;
-            let mut chunks = Chunks { reader, runtime, chunk: Bytes::new(), error: None };
+            let Some(reader) = run.wait(run.objects.open(index)) else { return Ok(()) };
+            let mut chunks = Chunks { run, reader: reader?, chunk: Bytes::new(), error: None };
             let visited = indirect::visit_reader(BufReader::new(&mut chunks), &mut each);
             match chunks.error {
                 Some(error) => return Err(error),
@@ -143,8 +142,10 @@ impl<'a, D: Destination> Planner<'a, D> {
         match contents.resolve(id) {
             Err(Error::ContentNotFound { .. } | Error::IndexCache(_)) if !self.refreshed => {
                 self.refreshed = true;
-                self.run.objects.runtime.block_on(contents.refresh())?;
-                contents.resolve(id)
+                match self.run.wait(contents.refresh()) {
+                    Some(refreshed) => refreshed.and_then(|()| contents.resolve(id)),
+                    None => Err(Error::ContentNotFound { id: *id }),
+                }
             }
             found => found,
         }
@@ -178,19 +179,20 @@ pub(super) fn is_outage(error: &Error) -> bool {
 }
 
 /// The bytes of an object, for a parser that reads them one after another.
-struct Chunks<'a> {
+struct Chunks<'a, D: Destination> {
+    run: &'a Run<'a, D>,
     reader: ObjectReader,
-    runtime: &'a Handle,
     chunk: Bytes,
     error: Option<Error>,
 }
 
-impl Read for Chunks<'_> {
+impl<D: Destination> Read for Chunks<'_, D> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         if self.chunk.is_empty() {
-            match self.runtime.block_on(self.reader.next_chunk()) {
-                Ok(chunk) => self.chunk = chunk,
-                Err(error) => {
+            match self.run.wait(self.reader.next_chunk()) {
+                Some(Ok(chunk)) => self.chunk = chunk,
+                None => return Err(std::io::Error::other("stopped")),
+                Some(Err(error)) => {
                     let text = error.to_string();
                     self.error = Some(error);
                     return Err(std::io::Error::other(text));

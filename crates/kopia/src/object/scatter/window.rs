@@ -12,7 +12,7 @@ use std::sync::Arc;
 const MAX_REGION: u64 = 4 << 20;
 const MIN_REGION: u64 = 128 << 10;
 /// How many regions should fit into the memory that is under way.
-const REGIONS_IN_FLIGHT: u64 = 10;
+const REGIONS_IN_FLIGHT: u64 = 8;
 /// Gaps up to this size are read and thrown away rather than read around.
 const MAX_GAP: u64 = 64 << 10;
 

@@ -1,0 +1,190 @@
+//! `lifeboat-repo restore` as people use it: of what kopia wrote, killed and resumed, with every flag of kopia's.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::Ours;
+use lifeboat_testkit::cgroup::run_limited;
+use lifeboat_testkit::kopia::Kopia;
+use lifeboat_testkit::tree::{Compare, Random, TreeSpec, assert_same};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const PASSWORD: &str = "correct horse battery staple";
+
+/// A repository that kopia made, with a user of either side.
+fn shared(folder: &Path) -> (Kopia, Ours) {
+    let repository = folder.join("repository");
+    fs::create_dir(&repository).unwrap();
+    let (kopia, ours) = (Kopia::new(PASSWORD).unwrap(), Ours::new(PASSWORD).unwrap());
+    kopia.create_filesystem(&repository, &[]).unwrap();
+    ours.connect_filesystem(&repository).unwrap();
+    (kopia, ours)
+}
+
+/// The words of a restore.
+fn restore<'a>(id: &'a str, target: &'a Path, flags: &'a [&'a str]) -> Vec<&'a OsStr> {
+    let words = [OsStr::new("restore"), OsStr::new(id), target.as_os_str()];
+    words.into_iter().chain(flags.iter().map(OsStr::new)).collect()
+}
+
+#[test]
+fn what_kopia_wrote_comes_back_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kopia, ours) = shared(folder.path());
+    for seed in 0..4 {
+        let source = folder.path().join(format!("source-{seed}"));
+        TreeSpec { exact_sizes: vec![0, 1, 25_000_003], ..TreeSpec::small(seed) }.grow(&source).unwrap();
+        let snapshot = kopia.snapshot(&source, &[]).unwrap();
+        let target = folder.path().join(format!("target-{seed}"));
+        ours.run(restore(&snapshot.id, &target, &["--verify", "--flush-files"])).unwrap();
+        assert_same(&source, &target, Compare::exact()).unwrap();
+        let by_root = folder.path().join(format!("root-{seed}"));
+        ours.run(restore(&snapshot.root.obj, &by_root, &["--skip-times"])).unwrap();
+        let loose = Compare {
+            file_times: false,
+            link_times: false,
+            directory_times: false,
+            top: false,
+            ..Compare::exact()
+        };
+        assert_same(&source, &by_root, loose).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_restore_is_resumed_until_it_is_exact() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (kopia, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    let spec = TreeSpec {
+        files: 3000,
+        max_file_size: 100_000,
+        exact_sizes: vec![30_000_000, 60_000_000],
+        ..TreeSpec::medium(5)
+    };
+    spec.grow(&source).unwrap();
+    let snapshot = kopia.snapshot(&source, &[]).unwrap();
+    let target = folder.path().join("target");
+    let mut random = Random::new(9);
+    let mut killed = 0;
+    for _ in 0..12 {
+        let mut child = ours.command(restore(&snapshot.id, &target, &["--resume"])).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(100 + random.below(400)));
+        // SIGKILL, wherever it is.
+        killed += u32::from(child.try_wait().unwrap().is_none());
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
+    assert!(killed > 0, "every run ended before it was killed");
+    ours.run(restore(&snapshot.id, &target, &["--resume"])).unwrap();
+    assert_same(&source, &target, Compare::exact()).unwrap();
+}
+
+/// Makes the connection of a user slow.
+fn slow_down(ours: &Ours, bytes_per_second: u64) {
+    let file = ours.config_file();
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["storage"]["config"]["maxDownloadSpeedBytesPerSecond"] = bytes_per_second.into();
+    fs::write(&file, serde_json::to_vec(&config).unwrap()).unwrap();
+}
+
+#[test]
+fn sigterm_ends_a_restore_soon_and_it_can_be_resumed() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (kopia, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    TreeSpec { exact_sizes: vec![80_000_000], ..TreeSpec::small(6) }.grow(&source).unwrap();
+    let snapshot = kopia.snapshot(&source, &[]).unwrap();
+    let target = folder.path().join("target");
+    let fast = Ours::new(PASSWORD).unwrap();
+    fast.connect_filesystem(&folder.path().join("repository")).unwrap();
+    // Slow enough that it cannot be through before the signal.
+    slow_down(&ours, 500_000);
+    let mut command = ours.command(restore(&snapshot.id, &target, &[]));
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    while !target.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the restore ended before it began");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("cancelled"), "{text}");
+    fast.run(restore(&snapshot.id, &target, &["--resume", "--verify"])).unwrap();
+    assert_same(&source, &target, Compare::exact()).unwrap();
+}
+
+#[test]
+fn paths_inside_a_snapshot_and_single_files_are_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kopia, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    fs::create_dir_all(source.join("a/b")).unwrap();
+    fs::write(source.join("a/b/file"), "content").unwrap();
+    fs::write(source.join("a/other"), "other").unwrap();
+    let id = kopia.snapshot(&source, &[]).unwrap().id;
+    let target = folder.path().join("target");
+    ours.run(restore(&format!("{id}/a"), &target, &[])).unwrap();
+    assert_same(&source.join("a"), &target, Compare::exact()).unwrap();
+    let single = folder.path().join("single");
+    ours.run(restore(&format!("{id}/a/b/file"), &single, &[])).unwrap();
+    assert_eq!(fs::read(&single).unwrap(), b"content");
+    let missing = ours.try_run(restore(&format!("{id}/a/c"), &single, &[])).unwrap();
+    assert!(!missing.status.success());
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("\"c\" is missing"));
+    let some = folder.path().join("some");
+    ours.run(restore(&id, &some, &["--include", "a/*er", "--exclude", "x"])).unwrap();
+    assert!(some.join("a/other").exists() && !some.join("a/b").exists());
+}
+
+#[test]
+fn flags_about_what_is_there_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (kopia, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    TreeSpec::small(8).grow(&source).unwrap();
+    let id = kopia.snapshot(&source, &[]).unwrap().id;
+    let target = folder.path().join("target");
+    ours.run(restore(&id, &target, &[])).unwrap();
+    let refused = ours.try_run(restore(&id, &target, &["--no-overwrite-files"])).unwrap();
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("File exists"));
+    ours.run(restore(&id, &target, &["--no-overwrite-files", "--ignore-errors"])).unwrap();
+    fs::write(target.join("extra"), "extra").unwrap();
+    ours.run(restore(&id, &target, &["--skip-existing"])).unwrap();
+    assert!(target.join("extra").exists());
+    ours.run(restore(&id, &target, &["--update", "--delete-extra", "--overwrite-files"])).unwrap();
+    assert_same(&source, &target, Compare::exact()).unwrap();
+    for clash in
+        [["--update", "--skip-existing"], ["--verify", "--keep-newer"], ["--block", "--delete-extra"]]
+    {
+        assert!(!ours.try_run(restore(&id, &target, &clash)).unwrap().status.success(), "{clash:?}");
+    }
+}
+
+#[test]
+fn a_restore_fits_into_a_small_container() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (kopia, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    let spec = TreeSpec {
+        files: 20_000,
+        max_file_size: 4000,
+        exact_sizes: vec![300_000_000],
+        ..TreeSpec::medium(7)
+    };
+    spec.grow(&source).unwrap();
+    let id = kopia.snapshot(&source, &[]).unwrap().id;
+    let target = folder.path().join("target");
+    let command = ours.command(restore(&id, &target, &[]));
+    // The target is in memory, too: only what the program itself holds is judged.
+    let limited = run_limited(command, 4 << 30, Duration::from_secs(600)).unwrap();
+    assert!(limited.output.status.success(), "{}", String::from_utf8_lossy(&limited.output.stderr));
+    let own = limited.peak_own_bytes >> 20;
+    assert!(own <= 96, "the restore took {own} MiB");
+}
