@@ -30,7 +30,9 @@ pub enum Error {
     },
 
     /// The format blob could not be decrypted.
-    #[error("the repository password is wrong (or the format blob \"kopia.repository\" is damaged)")]
+    #[error(
+        "the repository password is wrong (or the format blob \"kopia.repository\" is damaged); give the password that it was created with or last changed to"
+    )]
     WrongPassword,
 
     /// The repository was written by something newer.
@@ -72,7 +74,7 @@ pub enum Error {
     },
 
     /// A blob does not hold what it should.
-    #[error("blob {blob:?} is damaged: {reason}; run `verify` to see what it affects")]
+    #[error("blob {blob:?} is damaged: {reason}; run `verify` to see what it affects, and `repair`")]
     DamagedBlob {
         /// The blob's name.
         blob: String,

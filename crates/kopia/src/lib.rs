@@ -22,10 +22,12 @@ pub mod manifest;
 pub mod object;
 pub mod pack;
 pub mod policy;
+pub mod repair;
 pub mod repo;
 pub mod sealer;
 pub mod session;
 pub mod snapshot;
+mod sort;
 pub mod velero;
 pub mod verify;
 

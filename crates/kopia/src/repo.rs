@@ -153,6 +153,11 @@ impl Repository {
         for warning in format.warnings() {
             tracing::warn!("{warning}");
         }
+        match (format.check_config(), options.access) {
+            (Ok(()), _) => {}
+            (Err(error), Access::ReadOnly) => tracing::warn!(%error, "the retention is not known"),
+            (Err(error), Access::ReadWrite) => return Err(error),
+        }
         Repository::with_format(options, format).await
     }
 

@@ -25,7 +25,7 @@ impl Scene {
         let world = World::new();
         let mut repository = world.create(version).await;
         if version > 1 {
-            repository = quicken_epochs(&world, repository).await;
+            repository = quicken_epochs(&world, repository, 1).await;
         }
         let mut expected = BTreeMap::new();
         for number in 0..2 {

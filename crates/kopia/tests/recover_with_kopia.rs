@@ -249,7 +249,7 @@ async fn compacted_world(version: u8) -> (World, Repository, String) {
     let world = World::new();
     let mut repository = world.create(version).await;
     if version > 1 {
-        repository = maintain_common::quicken_epochs(&world, repository).await;
+        repository = maintain_common::quicken_epochs(&world, repository, 1).await;
     }
     let files = maintain_common::files(&[("a", 1, 30_000), ("sub/b", 2, 150_000)]);
     let id = maintain_common::take_snapshot(&repository, &files).await;

@@ -1,6 +1,7 @@
 //! The command line: Kopia's nouns, verbs and flags, as far as this tool has them.
 
 use crate::commands::index::IndexCommand;
+use crate::commands::repair::{RepairArgs, VerifyArgs};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -71,6 +72,10 @@ pub enum RepositoryCommand {
     Disconnect,
     /// Show what the connection leads to
     Status(JsonArgs),
+    /// Find every damage, and the snapshots and paths that it touches
+    Verify(VerifyArgs),
+    /// Do what can be done about damage, and say what cannot
+    Repair(RepairArgs),
     /// Change the password
     ChangePassword {
         /// The new password [env: LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD]

@@ -75,3 +75,44 @@ fn index_recover_has_kopias_flags_and_brings_a_lost_index_back() -> Result<()> {
     assert_same(&source, &target, Compare::kept_by_kopia())?;
     Ok(())
 }
+
+#[test]
+fn verify_names_what_is_damaged_and_repair_makes_kopia_open_it_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [source, repository] = ["source", "repository"].map(|name| folder.path().join(name));
+    TreeSpec::small(2).grow(&source)?;
+    let (kopia, ours) = (Kopia::new(PASSWORD)?, Ours::new(PASSWORD)?);
+    ours.create_filesystem(&repository, &[])?;
+    kopia.connect_filesystem(&repository, &["--max-list-cache-duration=0s"])?;
+    let taken = ours.snapshot(&source)?;
+    let sound = text(&ours.run(["repository", "verify", "--full"])?.stdout);
+    assert!(sound.starts_with("Verified "), "{sound}");
+    let nothing = text(&ours.run(["repository", "repair", "--full"])?.stdout);
+    assert!(nothing.contains("nothing to repair"), "{nothing}");
+
+    // An index blob that nobody can read, and a pack that is gone.
+    let index = blobs(&repository, "xn").pop().unwrap();
+    let mut bytes = std::fs::read(&index)?;
+    bytes[50] ^= 1;
+    std::fs::write(&index, bytes)?;
+    for path in blobs(&repository, "p") {
+        std::fs::remove_file(path)?;
+    }
+    assert!(!kopia.try_run(["snapshot", "list"])?.status.success());
+    let failed = ours.try_run(["repository", "verify"])?;
+    assert!(!failed.status.success() && text(&failed.stderr).contains("index blob xn"), "{failed:?}");
+    let planned = ours.try_run(["repository", "repair"])?;
+    assert!(text(&planned.stdout).contains("planned: ") && index.exists(), "{planned:?}");
+    let repaired = ours.try_run(["repository", "repair", "--commit"])?;
+    let named = format!("snapshot {} of ", taken.id);
+    assert!(!repaired.status.success() && text(&repaired.stderr).contains(&named), "{repaired:?}");
+    assert!(!index.exists());
+
+    // The next backup brings the rest back.
+    kopia.run(["cache", "clear"])?;
+    ours.snapshot(&source)?;
+    ours.run(["repository", "verify", "--full"])?;
+    kopia.verify_contents()?;
+    kopia.verify_snapshots()?;
+    Ok(())
+}

@@ -172,6 +172,48 @@ impl Snapshot {
         }))
     }
 
+    /// Of the packs that are `wanted` (asked once for each, in ascending order of the names), those that hold living
+    /// contents.
+    ///
+    /// Goes through all contents if any pack is wanted; takes one byte of memory per pack and segment.
+    pub fn living_packs<E: From<Error>>(
+        &self,
+        mut wanted: impl FnMut(&str) -> Result<bool, E>,
+    ) -> Result<Vec<PackName>, E> {
+        const WANTED: u8 = 1;
+        const LIVING: u8 = 2;
+        let mut marks: Vec<Vec<u8>> =
+            self.segments.iter().map(|segment| vec![0; segment.pack_count() as usize]).collect();
+        let mut any = false;
+        let mut packs = PackMerge::new(&self.segments)?;
+        while let Some(name) = packs.next()? {
+            if wanted(name)? {
+                any = true;
+                packs.members().iter().for_each(|&(part, pack)| marks[part][pack as usize] = WANTED);
+            }
+        }
+        if !any {
+            return Ok(Vec::new());
+        }
+        self.for_each_record(&mut |part, record| {
+            if let Some(mark) = marks[part].get_mut(record.pack as usize)
+                && *mark == WANTED
+                && !record.fields.deleted
+            {
+                *mark = LIVING;
+            }
+            Ok::<(), Error>(())
+        })?;
+        let mut living = Vec::new();
+        let mut packs = PackMerge::new(&self.segments)?;
+        while let Some(name) = packs.next()? {
+            if packs.members().iter().any(|&(part, pack)| marks[part][pack as usize] == LIVING) {
+                living.push(PackName::from(name));
+            }
+        }
+        Ok(living)
+    }
+
     /// Writes the contents of the view, deletions included as far as the watermark has not passed them, as one index:
     /// shard `shard` of `shards` of it. Returns how many bytes that took, or `None` if the shard is empty, when
     /// nothing is written.

@@ -1,7 +1,7 @@
 //! The published index: which blobs are in force, and the catalogue of their entries in local files.
 
 use super::load::{FetchError, IndexLoader};
-use crate::epoch::EpochIndex;
+use crate::epoch::{EpochIndex, Hole};
 use crate::legacy::LegacyIndex;
 use crate::sealer::{SealedBlob, Sealer};
 use crate::session::SessionId;
@@ -37,19 +37,25 @@ pub enum IndexBlobs {
 }
 
 impl IndexBlobs {
-    /// The blobs in force and the deletion watermark; listed anew, or as of the last write. Those in `left_out` are
-    /// passed over.
-    async fn active(&self, anew: bool, left_out: &BTreeSet<BlobId>) -> Result<(Vec<BlobMetadata>, i64)> {
+    /// The blobs in force, listed anew or as of the last write. Those in `left_out` are passed over.
+    async fn active(&self, anew: bool, left_out: &BTreeSet<BlobId>) -> Result<Active> {
         match self {
             IndexBlobs::Epochs(index) => {
-                let state = if anew { index.refresh().await? } else { index.current().await? }.state;
-                let active = match left_out.is_empty() {
-                    true => state.active(),
-                    false => state.without(left_out).active(),
-                };
-                Ok((active, state.watermark.unwrap_or(i64::MIN)))
+                let mut state = if anew { index.refresh().await? } else { index.current().await? }.state;
+                if !left_out.is_empty() {
+                    state = Arc::new(state.without(left_out));
+                }
+                Ok(Active {
+                    blobs: state.active(),
+                    watermark: state.watermark.unwrap_or(i64::MIN),
+                    holes: state.holes(),
+                })
             }
-            IndexBlobs::Legacy(index) => Ok((index.active_without(left_out).await?, i64::MIN)),
+            IndexBlobs::Legacy(index) => Ok(Active {
+                blobs: index.active_without(left_out).await?,
+                watermark: i64::MIN,
+                holes: Vec::new(),
+            }),
         }
     }
 
@@ -74,11 +80,20 @@ impl IndexBlobs {
     }
 }
 
-/// A blob of the index that cannot be used. What only it knows is unknown until the index is recovered.
+/// The index as the listing shows it.
+struct Active {
+    blobs: Vec<BlobMetadata>,
+    /// Deletions up to this time (unix seconds) are gone.
+    watermark: i64,
+    /// Epochs of which nothing is there.
+    holes: Vec<Hole>,
+}
+
+/// A blob of the index that cannot be used, or is missing. What only it knows is unknown until the index is recovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedIndex {
-    /// The blob.
-    pub blob: BlobId,
+    /// The blob; of blobs that are missing, what their names begin with.
+    pub blob: String,
     /// What is wrong with it.
     pub reason: String,
 }
@@ -108,6 +123,7 @@ pub(super) struct CommittedIndex {
     put_options: PutOptions,
     current: RwLock<(Snapshot, Timestamp)>,
     left_out: Mutex<BTreeMap<BlobId, LeftOut>>,
+    holes: Mutex<Vec<Hole>>,
     /// One load at a time.
     loading: tokio::sync::Mutex<()>,
 }
@@ -133,6 +149,7 @@ impl CommittedIndex {
             put_options,
             current: RwLock::new((Snapshot::empty(), Timestamp::MIN)),
             left_out: Mutex::default(),
+            holes: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
         }
     }
@@ -201,13 +218,16 @@ impl CommittedIndex {
         self.load(false, &own).await
     }
 
-    /// The blobs that were left out when the index was last loaded.
+    /// What was left out when the index was last loaded, and what was missing.
     pub(super) fn damaged(&self) -> Vec<DamagedIndex> {
         let damaged = |(blob, why): (&BlobId, &LeftOut)| match why {
-            LeftOut::Damaged(reason) => Some(DamagedIndex { blob: blob.clone(), reason: reason.clone() }),
+            LeftOut::Damaged(reason) => Some(DamagedIndex { blob: blob.to_string(), reason: reason.clone() }),
             LeftOut::Replaced => None,
         };
-        self.left_out.lock().iter().filter_map(damaged).collect()
+        let mut all: Vec<DamagedIndex> = self.left_out.lock().iter().filter_map(damaged).collect();
+        let missing = |hole: &Hole| DamagedIndex { blob: hole.blobs(), reason: hole.reason() };
+        all.extend(self.holes.lock().iter().map(missing));
+        all
     }
 
     /// Passes over `blobs` from now on, whatever they hold, and over nothing else but what is damaged.
@@ -279,8 +299,9 @@ impl CommittedIndex {
         own: &BTreeSet<IndexBlobName>,
     ) -> std::result::Result<Option<Snapshot>, FetchError> {
         let left_out: BTreeSet<BlobId> = self.left_out.lock().keys().cloned().collect();
-        let (active, watermark) = self.blobs.active(anew, &left_out).await?;
-        self.load_active(active, watermark, own).await
+        let Active { blobs, watermark, holes } = self.blobs.active(anew, &left_out).await?;
+        *self.holes.lock() = holes;
+        self.load_active(blobs, watermark, own).await
     }
 
     async fn load_active(

@@ -3,9 +3,10 @@
 use super::ContentStore;
 use super::committed::blocking;
 use super::load::{FetchError, IndexLoader};
+use crate::epoch::names::{IndexKind, Suffix};
 use crate::sealer::{SealedBlob, Sealer};
 use crate::{Error, Result};
-use lifeboat_blobs::BlobMetadata;
+use lifeboat_blobs::{BlobId, BlobMetadata};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::{
     Catalog, CatalogOptions, Deleted, IdRange, IndexBlobName, IndexVersion, MAX_SHARD_ENTRIES, Snapshot,
@@ -43,6 +44,30 @@ pub struct SealedShard {
 }
 
 impl ContentStore {
+    /// Fetches an index blob and reads all of it. Fails with [`Error::DamagedBlob`] if it is not sound.
+    pub(crate) async fn check_index_blob(&self, blob: &BlobMetadata) -> Result<()> {
+        let loader = self.shared.committed.loader();
+        let catalog = Arc::new(Catalog::temporary_in(loader.folder(), CatalogOptions::default())?);
+        match add(loader, &catalog, blob, IndexBlobName::from(blob.id.as_str())).await {
+            // It was replaced since it was listed.
+            Err(Error::MissingBlob { .. }) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Merges index blobs into a new set of `kind`. A crash on the way leaves a part of a set, which nobody reads.
+    pub(crate) async fn write_index_set(&self, kind: IndexKind, blobs: &[BlobMetadata]) -> Result<()> {
+        let merged = self.merge_index(blobs, i64::MIN).await?;
+        let suffix = Suffix::of_set(self.shared.environment.random_array()?, merged.shard_count());
+        for shard in 0..merged.shard_count() {
+            let sealed = merged.seal_shard(shard, &[]).await?;
+            let id = BlobId::new(kind.name(&sealed.blob.hash_hex(), &suffix))?;
+            let options = self.shared.format.put_options();
+            self.shared.store.put(&id, sealed.blob.bytes().clone().into(), &options).await?;
+        }
+        Ok(())
+    }
+
     /// Reads `blobs`, which are index blobs of this repository, and merges their entries. Of those that say that a
     /// content was deleted, the ones at or before `watermark` (unix seconds; `i64::MIN` for none) are left out, after
     /// the merge.

@@ -12,6 +12,7 @@ mod load;
 mod merge;
 mod nearby;
 mod packing;
+mod presence;
 mod read;
 mod recover;
 mod session;
@@ -21,6 +22,7 @@ mod writer;
 pub use committed::{DamagedIndex, IndexBlobs};
 pub use iterate::ContentRange;
 pub use merge::{MergedIndex, SealedShard};
+pub use presence::MissingPacks;
 pub use recover::{PackChoice, RecoverOptions, RecoverReport};
 pub use session::ClientIdentity;
 
@@ -39,6 +41,7 @@ use lifeboat_primitives::aead::OVERHEAD;
 use lifeboat_primitives::compress::Compressor;
 use load::IndexLoader;
 use nearby::Nearby;
+use presence::Presence;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -187,6 +190,7 @@ struct Shared {
     format: Layout,
     identity: ClientIdentity,
     committed: CommittedIndex,
+    presence: Presence,
     cache: MetadataCache,
     nearby: Nearby,
     writer: Option<Writer>,
@@ -253,6 +257,7 @@ impl ContentStore {
             format,
             identity,
             committed,
+            presence: Presence::default(),
             cache,
             nearby,
             writer,
@@ -282,7 +287,8 @@ impl ContentStore {
         self.shared.committed.snapshot()
     }
 
-    /// Blobs of the index that could not be used when it was last loaded, and were left out.
+    /// Blobs of the index that could not be used when it was last loaded, and those that were found to be missing.
+    /// Everything else is there; what only these knew counts as unknown.
     pub fn damaged_index(&self) -> Vec<DamagedIndex> {
         self.shared.committed.damaged()
     }

@@ -190,8 +190,14 @@ impl ContentStore {
         Ok(missing)
     }
 
+    /// Passes over these index blobs from now on, as if they were not there, and over no others but those that cannot be
+    /// read: for blobs that are known to be damaged in the store, of which there may be a sound copy on this machine.
+    pub(crate) async fn distrust(&self, blobs: impl IntoIterator<Item = BlobId>) -> Result<()> {
+        self.shared.committed.replace(blobs).await
+    }
+
     /// Deletes index blobs whose entries are all published elsewhere. Those under a lock stay, and do no harm.
-    pub(super) async fn delete_replaced(&self, blobs: &[BlobMetadata]) -> Result<()> {
+    async fn delete_replaced(&self, blobs: &[BlobMetadata]) -> Result<()> {
         for blob in blobs {
             match self.shared.store.delete(&blob.id).await {
                 Err(error) if error.kind() == ErrorKind::Locked => {

@@ -166,8 +166,11 @@ impl ContentStore {
     /// Whether the published index has a claimed content; if only as deleted, the new entry must be later.
     fn ask_published(&self, job: &mut Job<'_>) -> Result<Published> {
         let committed = &self.shared.committed;
-        // What this session deleted is written again, whatever the published index says.
-        if job.after.is_none() && committed.ask(|index| index.contains_live(&job.id))? {
+        // What this session deleted is written again, whatever the published index says, and so is what is lost.
+        if job.after.is_none()
+            && committed.ask(|index| index.contains_live(&job.id))?
+            && !self.has_lost(&job.id)?
+        {
             return Ok(Published::Live);
         }
         let entry = committed.ask(|index| index.get(&job.id))?;
@@ -243,6 +246,22 @@ impl ContentStore {
             state.session(self)?.add_foreign(entry);
         }
         Ok(added)
+    }
+
+    /// Marks a content as deleted because what `pack` holds of it is lost, unless it is known to be elsewhere by now.
+    ///
+    /// The deletion is just later than the entry that it makes void: whoever has written the content again meanwhile,
+    /// with an entry that we do not know yet, is not overruled.
+    pub(crate) fn forget(&self, id: &ContentId, pack: &str) -> Result<()> {
+        let writer = self.writer("delete contents")?;
+        let _batch = writer.barrier.read();
+        let mut state = writer.state.lock();
+        let known = self.known(writer, &mut state, id)?;
+        let Some(entry) = known.filter(|entry| !entry.deleted && entry.pack.as_str() == pack) else {
+            return Ok(());
+        };
+        let timestamp_seconds = later_than(0, Some(entry.timestamp_seconds));
+        self.add_entry(&mut state, IndexEntry { deleted: true, timestamp_seconds, ..entry })
     }
 
     /// What is known of a content, once no other thread is writing it.

@@ -13,4 +13,4 @@ pub mod sets;
 mod state;
 
 pub use manager::{Committed, EpochIndex};
-pub use state::{EpochState, Superseded};
+pub use state::{EpochState, Hole, Superseded};

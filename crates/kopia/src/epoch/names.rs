@@ -24,7 +24,7 @@ pub const WATERMARK_CONTENT: &[u8] = b"deletion-watermark";
 pub type Epoch = u64;
 
 /// Larger numbers are not read: Kopia counts in signed 64 bit, and one epoch lasts a day.
-const MAX_EPOCH: Epoch = 1 << 52;
+pub(super) const MAX_EPOCH: Epoch = 1 << 52;
 
 /// The name of the marker that starts `epoch`.
 pub fn marker(epoch: Epoch) -> String {

@@ -1,11 +1,14 @@
 //! What a listing of the index blobs means: the write epoch, the watermark, and which blobs are in force.
 
-use super::names::{self, Epoch};
+use super::names::{self, Epoch, IndexKind};
 use super::sets::{RangeCheckpoint, complete_sets, longest_chain};
 use crate::format::EpochParameters;
 use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// So many markers may be lost in a row; index blobs of an epoch beyond that have a name that nobody gave them.
+const MAX_LOST_MARKERS: Epoch = 100;
 
 /// The index as one listing of the `x` blobs shows it.
 #[derive(Debug, Clone, Default)]
@@ -67,10 +70,44 @@ impl EpochState {
             })
             .collect();
         state.chain = longest_chain(&ranges);
-        state.write_epoch = state.markers.keys().next_back().copied().unwrap_or(0);
+        state.write_epoch = state.current_epoch();
         state.watermark = state.watermarks.keys().next_back().copied();
         state.listing = blobs;
         state
+    }
+
+    /// The epoch of the last marker, or a later one that the other blobs give away: a marker that got lost must not
+    /// make what was written since invisible, least of all to those who decide what to delete.
+    fn current_epoch(&self) -> Epoch {
+        let marked = self.markers.keys().next_back().copied().unwrap_or(0);
+        // Only epochs that nobody writes into any more are compacted: those up to two before the current one.
+        let chained = self.chain.last().map_or(0, |range| range.last + 2);
+        let compacted = self.singles.keys().next_back().map_or(0, |epoch| epoch + 2);
+        let known = marked.max(chained).max(compacted).min(names::MAX_EPOCH);
+        let written = self.uncompacted.range(..=known.saturating_add(MAX_LOST_MARKERS));
+        written.map(|(epoch, _)| *epoch).next_back().unwrap_or(0).max(known)
+    }
+
+    /// The current epoch, if its marker is missing: other clients may know of an earlier one only.
+    pub fn missing_marker(&self) -> Option<Epoch> {
+        let is_missing = self.write_epoch > 0 && !self.markers.contains_key(&self.write_epoch);
+        is_missing.then_some(self.write_epoch)
+    }
+
+    /// Epochs before the current one of which no index blob is there. An epoch ends because something was written
+    /// into it, so what was there is lost.
+    pub fn holes(&self) -> Vec<Hole> {
+        let mut holes = Vec::new();
+        let mut next = self.first_unchained();
+        let singles = self.singles.keys().filter(|epoch| self.is_settled(**epoch));
+        let covered: BTreeSet<Epoch> = self.uncompacted.keys().chain(singles).copied().collect();
+        for epoch in covered.range(next..self.write_epoch).copied().chain([self.write_epoch]) {
+            if epoch > next {
+                holes.push(Hole { first: next, last: epoch - 1 });
+            }
+            next = next.max(epoch + 1);
+        }
+        holes
     }
 
     /// The state as it would be without the blobs in `left_out`, which cannot be used: what they had replaced is in
@@ -196,6 +233,33 @@ impl EpochState {
     }
 }
 
+/// Epochs whose index blobs are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hole {
+    /// The first of them.
+    pub first: Epoch,
+    /// The last of them, included.
+    pub last: Epoch,
+}
+
+impl Hole {
+    /// What the names of the blobs began with.
+    pub fn blobs(&self) -> String {
+        match self.first == self.last {
+            true => IndexKind::Single(self.first).to_string(),
+            false => IndexKind::Range(self.first, self.last).to_string(),
+        }
+    }
+
+    /// What is wrong.
+    pub fn reason(&self) -> String {
+        match self.first == self.last {
+            true => format!("no index blob of epoch {} is left", self.first),
+            false => format!("no index blob of epochs {} to {} is left", self.first, self.last),
+        }
+    }
+}
+
 /// Blobs that may be deleted, by kind: indexes go before the markers that order them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Superseded {
@@ -253,18 +317,40 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_repository_reads_epochs_zero_and_one() {
-        let state = listing(&["xn0_a-s1-c1", "xn1_b-s1-c1", "xn2_c-s1-c1", "xn10_d-s1-c1"]);
-        assert_eq!((state.write_epoch, state.watermark), (0, None));
-        assert_eq!(active(&state), ["xn0_a-s1-c1", "xn1_b-s1-c1"]);
+    fn a_lost_marker_hides_nothing() {
+        let state = listing(&["xn0_a-s1-c1", "xn1_b-s1-c1", "xn2_c-s1-c1", "xn5000_d-s1-c1"]);
+        assert_eq!((state.write_epoch, state.watermark), (2, None));
+        assert_eq!(active(&state), ["xn0_a-s1-c1", "xn1_b-s1-c1", "xn2_c-s1-c1"]);
+        assert_eq!(state.missing_marker(), Some(2));
+        assert_eq!(listing(&["xn0_a-s1-c1"]).missing_marker(), None);
+        assert_eq!(listing(&["xe3", "xr0_4_a-s1-c1", "xs5_b-s1-c1"]).write_epoch, 7);
+        assert_eq!(listing(&["xe7", "xr0_4_a-s1-c1", "xs5_b-s1-c1"]).missing_marker(), None);
     }
 
     #[test]
-    fn compacted_sets_count_only_for_settled_epochs() {
+    fn epochs_without_any_index_blob_are_noticed() {
+        let holes = |names: &[&str]| {
+            listing(names).holes().iter().map(|hole| (hole.first, hole.last)).collect::<Vec<_>>()
+        };
+        assert_eq!(holes(&[]), []);
+        assert_eq!(holes(&["xe1", "xn0_a-s1-c1"]), []);
+        assert_eq!(holes(&["xe1"]), [(0, 0)]);
+        assert_eq!(holes(&["xe9", "xr0_3_a-s1-c1", "xs5_b-s1-c1", "xn8_a-s1-c1"]), [(4, 4), (6, 7)]);
+        assert_eq!(
+            holes(&["xe9", "xr0_3_a-s1-c2", "xs5_b-s1-c1"]),
+            [(0, 4), (6, 8)],
+            "a set without one of its two"
+        );
+        assert_eq!(holes(&["xe4503599627370496"]), [(0, 4_503_599_627_370_495)]);
+        assert_eq!(Hole { first: 3, last: 4 }.blobs(), "xr3_4_");
+    }
+
+    #[test]
+    fn compacted_sets_count_only_if_they_are_complete() {
         let state = listing(&[
             "xe1",
             "xe2",
-            "xe3",
+            "xe4",
             "xn0_a-s1-c1",
             "xs0_m-s9-c1",
             "xn1_b-s1-c1",
@@ -273,13 +359,12 @@ mod tests {
             "xs2_o-s7-c1",
             "xn3_d-s1-c1",
             "xn4_e-s1-c1",
-            "xn5_f-s1-c1",
             "xw7",
             "xw1700",
             "xwx",
         ]);
-        assert_eq!((state.write_epoch, state.watermark), (3, Some(1700)));
-        let expected = ["xs0_m-s9-c1", "xn1_b-s1-c1", "xn2_c-s1-c1", "xn3_d-s1-c1", "xn4_e-s1-c1"];
+        assert_eq!((state.write_epoch, state.watermark), (4, Some(1700)));
+        let expected = ["xs0_m-s9-c1", "xs2_o-s7-c1", "xn1_b-s1-c1", "xn3_d-s1-c1", "xn4_e-s1-c1"];
         assert_eq!(active(&state), expected);
     }
 

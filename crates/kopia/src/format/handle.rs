@@ -87,6 +87,8 @@ pub struct Format {
     key: Secret,
     format: RepositoryFormat,
     config: BlobConfig,
+    /// What is wrong with the blob of the configuration.
+    config_damage: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -108,8 +110,8 @@ impl Format {
         let mut blob = FormatBlob::new(env.random_array::<32>()?.to_vec(), options.key_algorithm);
         let key = derive(&blob, password).await?;
         blob.seal(&key, &format, env)?;
-        let created =
-            Format { bytes: blob.to_bytes()?.into(), blob, key, format, config, warnings: Vec::new() };
+        let bytes = blob.to_bytes()?.into();
+        let created = Format { bytes, blob, key, format, config, config_damage: None, warnings: Vec::new() };
         // The storage decides who comes first.
         created.put_config(store, env, PutMode::CreateOnly).await.map_err(|error| match error {
             Error::Storage(error) if error.kind() == ErrorKind::AlreadyExists => Error::Invalid(format!(
@@ -176,11 +178,40 @@ impl Format {
         for feature in &format.required_features {
             warnings.extend(feature.check()?);
         }
-        let config = match get(store, BLOBCFG_BLOB).await? {
-            Some(sealed) => open_config(&blob, &key, &sealed)?,
-            None => BlobConfig::default(),
-        };
-        Ok(Format { blob, bytes, key, format, config, warnings })
+        let mut opened =
+            Format { blob, bytes, key, format, config: BlobConfig::default(), config_damage: None, warnings };
+        if let Some(sealed) = get(store, BLOBCFG_BLOB).await? {
+            match open_config(&opened.blob, &opened.key, &sealed) {
+                Ok(config) => opened.config = config,
+                // Whoever only reads can do without it.
+                Err(Error::DamagedBlob { reason, .. }) => opened.config_damage = Some(reason),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Fails if the retention of the repository is not known because its blob is damaged: then nothing may be written,
+    /// for it might lack a lock that it should have.
+    pub fn check_config(&self) -> Result<()> {
+        match &self.config_damage {
+            None => Ok(()),
+            Some(reason) => Err(Error::DamagedBlob { blob: BLOBCFG_BLOB.to_owned(), reason: reason.clone() }),
+        }
+    }
+
+    /// Writes the retention configuration anew, whatever was there.
+    pub(crate) async fn reset_config(
+        &mut self,
+        store: &dyn BlobStore,
+        env: &Environment,
+        config: BlobConfig,
+    ) -> Result<()> {
+        config.retention()?;
+        let changed = Format { config, config_damage: None, ..self.clone() };
+        changed.put_config(store, env, PutMode::Overwrite).await?;
+        *self = changed;
+        Ok(())
     }
 
     /// Changes the password. The keys of the repository stay the same, so nothing else is rewritten.
@@ -226,6 +257,7 @@ impl Format {
         env: &Environment,
         change: impl FnOnce(&mut Format),
     ) -> Result<()> {
+        self.check_config()?;
         let mut changed = self.clone();
         change(&mut changed);
         changed.blob.seal(&changed.key, &changed.format, env)?;

@@ -184,7 +184,8 @@ async fn damaged_format_blobs_are_told_from_wrong_passwords() {
     }
     overwrite(&store, FORMAT_BLOB, good).await;
     overwrite(&store, BLOBCFG_BLOB, vec![1; 40]).await;
-    assert!(matches!(open(&store).await, Err(Error::DamagedBlob { blob, .. }) if blob == BLOBCFG_BLOB));
+    let checked = open(&store).await.unwrap().check_config();
+    assert!(matches!(checked, Err(Error::DamagedBlob { blob, .. }) if blob == BLOBCFG_BLOB));
     store.delete(&id(BLOBCFG_BLOB)).await.unwrap();
     assert_eq!(open(&store).await.unwrap().config(), &BlobConfig::default());
 }

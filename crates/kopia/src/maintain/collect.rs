@@ -4,10 +4,10 @@
 use super::copy::{Copy, copy};
 use super::mark::{Marks, blocking, mark};
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
-use super::sort::Merge;
 use super::stats::{SnapshotGcStats, count32};
 use super::{Done, Error, Result, Session};
 use crate::content::ContentStore;
+use crate::sort::Merge;
 use jiff::Timestamp;
 use lifeboat_index::{ContentId, Contents, Deleted, IdRange, IndexEntry, Prefix};
 

@@ -7,7 +7,7 @@ use super::stats::{
     CompactSingleEpochStats, GenerateRangeCheckpointStats,
 };
 use super::{Done, Result, Session};
-use crate::epoch::names::{self, IndexKind, Suffix};
+use crate::epoch::names::{self, IndexKind};
 use crate::epoch::{EpochIndex, EpochState};
 use crate::gojson::GoTime;
 use jiff::{SignedDuration, Timestamp};
@@ -143,20 +143,11 @@ impl Session {
         Done::with(&stats, format!("deletions up to {time} are dropped from the index"))
     }
 
-    /// Merges index blobs into a new set. A crash on the way leaves a part of a set, which nobody reads.
     async fn merge(&self, kind: IndexKind, blobs: &[BlobMetadata]) -> Result<()> {
         if self.options.dry_run {
             return Ok(());
         }
-        let merged = self.repository.contents().merge_index(blobs, i64::MIN).await?;
-        let suffix = Suffix::of_set(self.repository.environment().random_array()?, merged.shard_count());
-        for shard in 0..merged.shard_count() {
-            let sealed = merged.seal_shard(shard, &[]).await?;
-            let id = BlobId::new(kind.name(&sealed.blob.hash_hex(), &suffix))?;
-            let options = self.format.put_options(&id)?;
-            self.repository.store().put(&id, sealed.blob.bytes().clone().into(), &options).await?;
-        }
-        Ok(())
+        Ok(self.repository.contents().write_index_set(kind, blobs).await?)
     }
 
     async fn put(&self, name: &str, content: &'static [u8]) -> Result<()> {

@@ -11,11 +11,11 @@
 use super::expand::{Found, Node, ObjectText, expand, found_entry};
 use super::regions::{Located, Region, Sealed, is_damage, regions};
 use super::report::{Obstacle, Obstacles};
-use super::sort::{Merge, Probe, Run, RunWriter, Scratch, Sorted, Sorter};
 use crate::content::ContentStore;
 use crate::manifest::ManifestId;
 use crate::repo::Repository;
 use crate::snapshot::SnapshotList;
+use crate::sort::{Merge, Probe, Run, RunWriter, Scratch, Sorted, Sorter};
 use crate::{Error, Result};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lifeboat_index::{ContentId, IndexEntry};

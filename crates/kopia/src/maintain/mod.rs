@@ -28,7 +28,6 @@ mod regions;
 mod report;
 mod rewrite;
 mod safety;
-mod sort;
 mod stats;
 mod upkeep;
 
@@ -42,10 +41,10 @@ use crate::gojson::GoTime;
 use crate::maintenance::{Params, Run, RunExtra, Task};
 use crate::pack::PackKind;
 use crate::repo::{Access, Repository};
+use crate::sort::Scratch;
 use jiff::{SignedDuration, Timestamp};
 use ledger::{Ledger, last_success, safe_drop_time};
 use report::Obstacles;
-use sort::Scratch;
 use stats::Stats;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -371,7 +370,7 @@ impl Session {
     fn check_index(&self) -> Obstacles {
         let mut obstacles = Obstacles::default();
         for DamagedIndex { blob, reason } in self.repository.contents().damaged_index() {
-            obstacles.add(Obstacle::DamagedIndex { blob: blob.to_string(), reason });
+            obstacles.add(Obstacle::DamagedIndex { blob, reason });
         }
         obstacles
     }

@@ -3,13 +3,13 @@
 
 use super::mark::blocking;
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
-use super::sort::{RunWriter, Scratch, Sorted};
 use super::stats::{DeleteUnreferencedPacksStats, count32};
 use super::{Done, Result, Session};
 use crate::content::IndexBlobs;
 use crate::epoch::names;
 use crate::legacy;
 use crate::session::{MARKER_PREFIX, SessionId, SessionMarker};
+use crate::sort::{RunWriter, Scratch, Sorted};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind};

@@ -72,6 +72,27 @@ impl Objects {
         ObjectReader::open(self.clone(), id).await
     }
 
+    /// Whether everything that an object needs is there, as far as the index and one listing of the packs tell: asked
+    /// before an object of an earlier snapshot is used again without its data being read. Costs nothing as long as
+    /// nothing is missing in the repository.
+    pub async fn is_whole(&self, id: ObjectId) -> Result<bool> {
+        if self.contents.is_whole().await {
+            return Ok(true);
+        }
+        let layout = match ObjectLayout::load(self, id).await {
+            Ok(layout) => layout,
+            Err(Error::Storage(error)) => return Err(error.into()),
+            Err(_) => return Ok(false),
+        };
+        for content in layout.index_contents().iter().chain(layout.entries().iter().map(|part| &part.content))
+        {
+            if !self.contents.is_available(content).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The whole of an object that is known to be small, such as a directory; refused if it is longer than `limit`.
     pub async fn read_all(&self, id: ObjectId, limit: u64) -> Result<Bytes> {
         if id.levels() == 0 && !id.is_compressed() {

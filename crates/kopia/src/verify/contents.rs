@@ -5,8 +5,9 @@ use crate::content::{ContentRange, ContentStore};
 use crate::repo::Repository;
 use crate::{Error, Result};
 use futures::{StreamExt, stream};
-use lifeboat_blobs::BlobId;
+use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_index::{ContentId, Deleted, IndexEntry};
+use std::fmt;
 use std::ops::Range;
 
 /// How many entries are looked at at a time: sorted by their place, they are read in few large pieces.
@@ -42,6 +43,12 @@ pub struct ContentDamage {
     pub pack: String,
     /// What is wrong.
     pub reason: String,
+}
+
+impl fmt::Display for ContentDamage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "content {} in pack {}: {}", self.id, self.pack, self.reason)
+    }
 }
 
 /// What was verified.
@@ -200,10 +207,12 @@ impl Region {
         };
         let bytes = match bytes {
             Ok(bytes) => bytes,
-            Err(error) => {
+            Err(error) if is_damage(error.kind()) => {
                 let reason = error.to_string();
                 return Ok((0, self.entries.into_iter().map(|entry| (entry, reason.clone())).collect()));
             }
+            // What cannot be reached is not known to be damaged.
+            Err(error) => return Err(error.into()),
         };
         let verify = move || {
             let mut damages = Vec::new();
@@ -218,4 +227,9 @@ impl Region {
         };
         tokio::task::spawn_blocking(verify).await.map_err(|e| Error::Worker(e.to_string()))
     }
+}
+
+/// Whether a failed read says something about the blob, and not only about the way to it.
+fn is_damage(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::InvalidRange | ErrorKind::Configuration)
 }

@@ -4,11 +4,13 @@ use super::PackList;
 use crate::manifest::ManifestId;
 use crate::object::{ObjectId, ObjectLayout, Objects};
 use crate::repo::Repository;
-use crate::snapshot::{DirEntry, DirParser, SnapshotManifest};
+use crate::snapshot::{DirEntry, DirParser, SnapshotManifest, SourceInfo};
 use crate::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
 use lifeboat_index::ContentId;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 /// How snapshots are verified.
 #[derive(Debug, Clone)]
@@ -32,12 +34,24 @@ impl Default for VerifySnapshots {
 pub struct SnapshotDamage {
     /// The snapshot.
     pub snapshot: ManifestId,
+    /// What it is a snapshot of, and since when; not known of one whose manifest cannot be read.
+    pub taken: Option<(SourceInfo, Timestamp)>,
     /// The path below the root of the snapshot; empty for the root or the snapshot as a whole.
     pub path: String,
     /// The object.
     pub object: String,
     /// What is wrong, naming the content and the blob where one is to blame.
     pub error: Error,
+}
+
+impl fmt::Display for SnapshotDamage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "snapshot {}", self.snapshot)?;
+        if let Some((source, time)) = &self.taken {
+            write!(f, " of {source} at {time}")?;
+        }
+        write!(f, ": {:?}: {}", self.path, self.error)
+    }
 }
 
 /// What was verified.
@@ -76,7 +90,8 @@ pub async fn snapshots(
     for damaged in list.damaged.into_iter().filter(|damaged| wanted(&damaged.id)) {
         walk.report.damaged += 1;
         let (snapshot, error) = (damaged.id, damaged.error);
-        (walk.found)(SnapshotDamage { snapshot, path: String::new(), object: String::new(), error });
+        let (path, object) = (String::new(), String::new());
+        (walk.found)(SnapshotDamage { snapshot, taken: None, path, object, error });
     }
     for snapshot in list.snapshots.iter().filter(|snapshot| wanted(&snapshot.id)) {
         walk.snapshot(snapshot).await?;
@@ -207,7 +222,8 @@ impl Walk<'_> {
             open.damaged = !damages.is_empty();
         }
         for (path, object, error) in damages {
-            (self.found)(SnapshotDamage { snapshot: snapshot.id.clone(), path, object, error });
+            let taken = Some((snapshot.source.clone(), snapshot.start_time));
+            (self.found)(SnapshotDamage { snapshot: snapshot.id.clone(), taken, path, object, error });
         }
         directories.into_iter().for_each(|(object, path)| tree.add(object, path, number));
         if let Some(number) = number {

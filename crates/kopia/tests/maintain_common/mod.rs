@@ -244,17 +244,17 @@ pub async fn write_snapshot(repository: &Repository, files: &Files) -> ManifestI
 }
 
 /// Makes epochs short, so that a few index blobs are enough for all that can happen to them.
-pub async fn quicken_epochs(world: &World, repository: Repository) -> Repository {
+pub async fn quicken_epochs(world: &World, repository: Repository, checkpoint_every: i64) -> Repository {
     let environment = repository.environment().clone();
     let password = Password::new(PASSWORD);
     let mut format = Format::open(&world.store, &password, &environment, None).await.unwrap();
-    let quicken = |format: &mut RepositoryFormat, _: &mut _| {
+    let quicken = move |format: &mut RepositoryFormat, _: &mut _| {
         if let Some(epochs) = &mut format.epoch_parameters {
             epochs.epoch_refresh_frequency = 3 * MINUTE;
             epochs.min_epoch_duration = 10 * MINUTE;
             epochs.cleanup_safety_margin = 60 * MINUTE;
             epochs.epoch_advance_on_count_threshold = 10;
-            epochs.full_checkpoint_frequency = 1;
+            epochs.full_checkpoint_frequency = checkpoint_every;
         }
     };
     format.set_parameters(&world.store, &environment, quicken).await.unwrap();

@@ -4,6 +4,7 @@ mod content;
 pub mod index;
 mod policy;
 mod quickstart;
+pub mod repair;
 mod repository;
 mod restore;
 mod snapshot;

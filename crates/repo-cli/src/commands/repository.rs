@@ -1,6 +1,6 @@
 //! `repository`: create, connect, disconnect, status, change-password.
 
-use super::bytes;
+use super::{bytes, repair};
 use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand, Storage};
 use crate::session::{Session, text_variable};
 use crate::storage;
@@ -20,6 +20,8 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
         RepositoryCommand::Connect(args) => connect(session, &args),
         RepositoryCommand::Disconnect => disconnect(session),
         RepositoryCommand::Status(args) => status(session, args),
+        RepositoryCommand::Verify(args) => repair::verify(session, &args),
+        RepositoryCommand::Repair(args) => repair::repair(session, &args),
         RepositoryCommand::ChangePassword { new_password } => change_password(session, new_password),
     }
 }

@@ -22,15 +22,15 @@ const LENGTH: usize = 2;
 
 /// Where sorting puts its files, and what it may take in memory.
 #[derive(Debug, Clone)]
-pub(super) struct Scratch {
-    pub(super) folder: PathBuf,
-    pub(super) budget: Budget,
+pub(crate) struct Scratch {
+    pub(crate) folder: PathBuf,
+    pub(crate) budget: Budget,
 }
 
 impl Scratch {
     /// A sorter for records with tails of `tail_len` bytes. It draws a 24th of the budget: three of them, the writer's
     /// half and the cache's eighth leave a quarter for what is being read.
-    pub(super) async fn sorter(&self, tail_len: usize) -> Result<Sorter> {
+    pub(crate) async fn sorter(&self, tail_len: usize) -> Result<Sorter> {
         let bytes = (self.budget.total() / 24).clamp(64 << 10, 32 << 20).min(self.budget.total());
         let memory = self.budget.reserve_async(bytes).await?;
         Ok(Sorter {
@@ -51,7 +51,7 @@ impl Scratch {
 
 /// Takes records in any order. Its methods block in the measure of the local disk.
 #[derive(Debug)]
-pub(super) struct Sorter {
+pub(crate) struct Sorter {
     scratch: Scratch,
     tail_len: usize,
     limit: usize,
@@ -63,7 +63,7 @@ pub(super) struct Sorter {
 
 impl Sorter {
     /// Adds a record. Keys have at most 65535 bytes; tails have the length that the sorter was made for.
-    pub(super) fn push(&mut self, key: &[u8], tail: &[u8]) -> Result<()> {
+    pub(crate) fn push(&mut self, key: &[u8], tail: &[u8]) -> Result<()> {
         debug_assert_eq!(tail.len(), self.tail_len);
         let len = encoded_len(key, tail)?;
         if self.data.len() + len + (self.starts.len() + 1) * size_of::<u32>() > self.limit
@@ -105,7 +105,7 @@ impl Sorter {
     }
 
     /// Ends the input; the memory is given back.
-    pub(super) fn finish(mut self) -> Result<Sorted> {
+    pub(crate) fn finish(mut self) -> Result<Sorted> {
         if !self.data.is_empty() {
             self.spill()?;
         }
@@ -115,7 +115,7 @@ impl Sorter {
 
 /// Records in order, on disk. Can be read any number of times; cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Sorted {
+pub(crate) struct Sorted {
     runs: Vec<Arc<Run>>,
     scratch: Scratch,
     tail_len: usize,
@@ -123,17 +123,17 @@ pub(super) struct Sorted {
 
 impl Sorted {
     /// No records.
-    pub(super) fn empty(scratch: &Scratch, tail_len: usize) -> Self {
+    pub(crate) fn empty(scratch: &Scratch, tail_len: usize) -> Self {
         Sorted { runs: Vec::new(), scratch: scratch.clone(), tail_len }
     }
 
     /// Whether there are no records.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
     /// The records in order. Holds one block of each run in memory.
-    pub(super) fn read(&self) -> Result<Merge> {
+    pub(crate) fn read(&self) -> Result<Merge> {
         let mut merge = Merge { cursors: Vec::new(), heads: BinaryHeap::new(), current: Head::default() };
         for run in &self.runs {
             let cursor = Cursor::start(run.clone(), &self.scratch)?;
@@ -144,13 +144,13 @@ impl Sorted {
     }
 
     /// For looking up keys that come in ascending order.
-    pub(super) fn probe(&self) -> Result<Probe> {
+    pub(crate) fn probe(&self) -> Result<Probe> {
         let start = |run: &Arc<Run>| Cursor::start(run.clone(), &self.scratch);
         Ok(Probe { cursors: self.runs.iter().map(start).collect::<Result<_>>()? })
     }
 
     /// Adds the records of a run.
-    pub(super) fn add(&mut self, run: Run) -> Result<()> {
+    pub(crate) fn add(&mut self, run: Run) -> Result<()> {
         if run.blocks.is_empty() {
             return Ok(());
         }
@@ -173,7 +173,7 @@ impl Sorted {
 
 /// One sorted file.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(crate) struct Run {
     file: File,
     blocks: Vec<Block>,
     tail_len: usize,
@@ -189,7 +189,7 @@ struct Block {
 
 /// Writes a run from records that come in order.
 #[derive(Debug)]
-pub(super) struct RunWriter {
+pub(crate) struct RunWriter {
     run: Run,
     block: Vec<u8>,
     written: u64,
@@ -199,14 +199,14 @@ pub(super) struct RunWriter {
 }
 
 impl RunWriter {
-    pub(super) fn create(scratch: &Scratch, tail_len: usize) -> Result<Self> {
+    pub(crate) fn create(scratch: &Scratch, tail_len: usize) -> Result<Self> {
         let file = tempfile::tempfile_in(&scratch.folder).map_err(scratch.failed("create a file in"))?;
         let run = Run { file, blocks: Vec::new(), tail_len };
         Ok(RunWriter { run, block: Vec::new(), written: 0, last: Vec::new(), scratch: scratch.clone() })
     }
 
     /// Adds a record; one whose key was just there is left out.
-    pub(super) fn push(&mut self, key: &[u8], tail: &[u8]) -> Result<()> {
+    pub(crate) fn push(&mut self, key: &[u8], tail: &[u8]) -> Result<()> {
         if self.last == key {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl RunWriter {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Run> {
+    pub(crate) fn finish(mut self) -> Result<Run> {
         if !self.block.is_empty() {
             self.write_block()?;
         }
@@ -309,7 +309,7 @@ impl Cursor {
 
 /// The records of several runs in order.
 #[derive(Debug)]
-pub(super) struct Merge {
+pub(crate) struct Merge {
     cursors: Vec<Cursor>,
     heads: BinaryHeap<Head>,
     current: Head,
@@ -317,7 +317,7 @@ pub(super) struct Merge {
 
 impl Merge {
     /// Goes to the next record; `false` at the end. To be called before the first one, too.
-    pub(super) fn advance(&mut self) -> Result<bool> {
+    pub(crate) fn advance(&mut self) -> Result<bool> {
         // The buffer of the record that is left goes round with the heads: nothing is allocated on the way.
         let mut spare = Vec::new();
         while let Some(mut head) = self.heads.pop() {
@@ -338,12 +338,12 @@ impl Merge {
     }
 
     /// The key of the current record.
-    pub(super) fn key(&self) -> &[u8] {
+    pub(crate) fn key(&self) -> &[u8] {
         self.current.key()
     }
 
     /// The tail of the current record.
-    pub(super) fn tail(&self) -> &[u8] {
+    pub(crate) fn tail(&self) -> &[u8] {
         &self.current.bytes[self.current.key_len..]
     }
 }
@@ -388,13 +388,13 @@ impl Eq for Head {}
 
 /// Tells which keys are there.
 #[derive(Debug)]
-pub(super) struct Probe {
+pub(crate) struct Probe {
     cursors: Vec<Cursor>,
 }
 
 impl Probe {
     /// Whether there is a record with this key, which is not below the one that was asked for before.
-    pub(super) fn contains(&mut self, key: &[u8]) -> Result<bool> {
+    pub(crate) fn contains(&mut self, key: &[u8]) -> Result<bool> {
         for cursor in &mut self.cursors {
             cursor.seek(key)?;
             if cursor.current().is_some_and(|(current, _)| current == key) {

@@ -1,0 +1,269 @@
+//! Repair: doing what can be done about the damage that verification finds, and saying what cannot.
+//!
+//! [`run`] works on a repository that can be opened; [`format_blob`] and [`config`] make one that cannot be opened openable
+//! again. Data that is gone comes back by itself with the next backup of the files that held it: contents have the same
+//! name whoever writes them, so older snapshots become whole as well. What repair does for that is to make every client
+//! forget the contents that are lost, so that they are not taken for being there.
+//!
+//! Whoever can get lost blobs back from elsewhere (versions of a bucket, a copy) should do so **before** repairing.
+
+mod format;
+mod report;
+
+pub use format::{FormatRepair, config, format_blob};
+pub use report::{Finding, Remedy, RepairReport};
+
+use crate::content::{IndexBlobs, RecoverOptions};
+use crate::epoch::EpochIndex;
+use crate::epoch::names::{self, IndexKind};
+use crate::maintenance::SCHEDULE_BLOB;
+use crate::repo::{Access, Repository};
+use crate::verify::{
+    self, BlobDamage, BlobKind, ContentDamage, VerifyBlobs, VerifyContents, VerifySnapshots,
+};
+use crate::{Error, Result};
+use lifeboat_blobs::{BlobId, ErrorKind};
+use lifeboat_index::{ContentId, Deleted, IdRange};
+use std::collections::HashSet;
+
+/// So many lost contents are forgotten at a time.
+const WINDOW: usize = 10_000;
+
+/// How a repository is repaired.
+#[derive(Debug, Clone)]
+pub struct RepairOptions {
+    /// Find out what would be done, and change nothing.
+    pub dry_run: bool,
+    /// Read every content. Without it, only packs that are missing or too short are noticed.
+    pub full: bool,
+    /// How many reads from the store are under way at once.
+    pub parallel: usize,
+}
+
+impl Default for RepairOptions {
+    fn default() -> Self {
+        RepairOptions { dry_run: false, full: false, parallel: 8 }
+    }
+}
+
+/// Repairs a repository. Everything that is found is passed to `found` as it is met; the report says what was done about
+/// it and what is left.
+///
+/// It may be stopped and started again at any point: each step leaves the repository no worse than it was.
+pub async fn run(
+    repository: &Repository,
+    options: &RepairOptions,
+    found: &mut (dyn FnMut(Finding) + Send),
+) -> Result<RepairReport> {
+    if repository.access() == Access::ReadOnly && !options.dry_run {
+        return Err(Error::ReadOnly { action: "repair the repository" });
+    }
+    let mut repair = Repair { repository, options, found, report: RepairReport::default() };
+    repository.refresh().await?;
+    let damages = repair.verify_blobs().await?;
+    repair.small_blobs(&damages).await?;
+    repair.index(&damages).await?;
+    repair.contents().await?;
+    repair.snapshots().await?;
+    Ok(repair.report)
+}
+
+struct Repair<'a> {
+    repository: &'a Repository,
+    options: &'a RepairOptions,
+    found: &'a mut (dyn FnMut(Finding) + Send),
+    report: RepairReport,
+}
+
+impl Repair<'_> {
+    async fn verify_blobs(&mut self) -> Result<Vec<BlobDamage>> {
+        let options = VerifyBlobs { packs: true, parallel: self.options.parallel };
+        let mut damages = Vec::new();
+        let report = &mut self.report;
+        let found = &mut *self.found;
+        let mut note = |damage: BlobDamage| {
+            report.blobs += 1;
+            if damage.kind != BlobKind::Pack {
+                damages.push(damage.clone());
+            }
+            found(Finding::Blob(damage));
+        };
+        verify::blobs(self.repository, &options, &mut note).await?;
+        Ok(damages)
+    }
+
+    /// Blobs that can simply be made again.
+    async fn small_blobs(&mut self, damages: &[BlobDamage]) -> Result<()> {
+        for damage in damages {
+            match damage.kind {
+                BlobKind::Schedule => {
+                    self.delete(SCHEDULE_BLOB).await?;
+                    self.report.done(Remedy::ScheduleReset);
+                }
+                BlobKind::EpochMarker => self.write(&damage.blob, names::MARKER_CONTENT).await?,
+                BlobKind::Watermark => self.write(&damage.blob, names::WATERMARK_CONTENT).await?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Recovers what unreadable and missing index blobs held, and removes them.
+    async fn index(&mut self, damages: &[BlobDamage]) -> Result<()> {
+        let of_index = |kind| matches!(kind, BlobKind::Index | BlobKind::IndexLog);
+        let damages: Vec<&BlobDamage> = damages.iter().filter(|damage| of_index(damage.kind)).collect();
+        if damages.is_empty() {
+            return Ok(());
+        }
+        let contents = self.repository.contents();
+        let blobs = damages.iter().filter_map(|damage| BlobId::new(&damage.blob).ok());
+        // A copy of a damaged blob on this machine would hide from us what the others do not know.
+        contents.distrust(blobs).await?;
+        let options = RecoverOptions {
+            parallel: self.options.parallel,
+            commit: !self.options.dry_run,
+            ..RecoverOptions::default()
+        };
+        // Packs that cannot be read were named before.
+        let recovered = contents.recover_index(&options, &mut |_, _| {}).await?;
+        self.report.done(Remedy::IndexRecovered {
+            entries: recovered.missing,
+            packs: recovered.packs - recovered.damaged_packs,
+            unreadable_packs: recovered.damaged_packs,
+        });
+        if let IndexBlobs::Epochs(index) = contents.index_blobs() {
+            self.fill_epochs(index, &damages).await?;
+        }
+        for damage in damages {
+            // Of what is missing there is nothing to delete.
+            if self.repository.store().head(&BlobId::new(&damage.blob)?).await.is_ok() {
+                self.delete(&damage.blob).await?;
+                self.report.done(Remedy::IndexBlobRemoved { blob: damage.blob.clone() });
+            }
+        }
+        contents.distrust([]).await?;
+        self.repository.manifests().reload().await
+    }
+
+    /// Writes a range checkpoint if epochs would be left without any index blob, which nobody could tell from a loss.
+    async fn fill_epochs(&mut self, index: &EpochIndex, damages: &[&BlobDamage]) -> Result<()> {
+        let state = index.refresh().await?.state;
+        let removed = damages.iter().filter_map(|damage| BlobId::new(&damage.blob).ok()).collect();
+        let state = state.without(&removed);
+        let Some(last) = state.write_epoch.checked_sub(2) else { return Ok(()) };
+        if state.holes().is_empty() {
+            return Ok(());
+        }
+        let kind = IndexKind::Range(state.first_unchained(), last);
+        if !self.options.dry_run {
+            self.repository.contents().write_index_set(kind, &state.active()).await?;
+        }
+        self.report.done(Remedy::EpochsFilled { first: state.first_unchained(), last });
+        Ok(())
+    }
+
+    /// Makes everybody forget contents that are lost.
+    async fn contents(&mut self) -> Result<()> {
+        let options = VerifyContents {
+            full: self.options.full,
+            include_deleted: false,
+            parallel: self.options.parallel,
+        };
+        let mut lost: Vec<ContentDamage> = Vec::new();
+        let found = &mut *self.found;
+        let mut note = |damage: ContentDamage| {
+            lost.push(damage.clone());
+            found(Finding::Content(damage));
+        };
+        verify::contents(self.repository, &options, &mut note).await?;
+        let (count, manifests) =
+            (lost.len() as u64, lost.iter().filter(|lost| is_manifest(&lost.id)).count());
+        if count == 0 {
+            return Ok(());
+        }
+        if !self.options.dry_run {
+            for window in lost.chunks(WINDOW) {
+                let (contents, window) = (self.repository.contents().clone(), window.to_vec());
+                let forget = move || window.iter().try_for_each(|lost| contents.forget(&lost.id, &lost.pack));
+                tokio::task::spawn_blocking(forget).await.map_err(|e| Error::Worker(e.to_string()))??;
+            }
+            self.repository.flush().await?;
+            self.settle(&lost).await?;
+            self.repository.manifests().reload().await?;
+        }
+        self.report.lost_contents = count;
+        self.report.lost_manifests = manifests as u64;
+        self.report.done(Remedy::ContentsForgotten { count });
+        Ok(())
+    }
+
+    /// Drops what was forgotten from the index at once, where that drops nothing else: maintenance by Kopia fails over
+    /// deleted contents that it cannot move to other packs. Otherwise it is dropped with the others, when it is time.
+    async fn settle(&mut self, lost: &[ContentDamage]) -> Result<()> {
+        let contents = self.repository.contents();
+        let IndexBlobs::Epochs(index) = contents.index_blobs() else { return Ok(()) };
+        let forgotten: HashSet<ContentId> = lost.iter().map(|lost| lost.id).collect();
+        let (snapshot, now) = (contents.snapshot(), self.repository.environment().clock.now().as_second());
+        let dropped_already = snapshot.watermark();
+        let find = move || -> Result<Option<i64>> {
+            let (mut last, mut first_other) = (i64::MIN, i64::MAX);
+            for entry in snapshot.iter(IdRange::all(), Deleted::Include) {
+                let entry = entry?;
+                match (entry.deleted, forgotten.contains(&entry.id)) {
+                    (true, true) => last = last.max(entry.timestamp_seconds),
+                    (true, false) => first_other = first_other.min(entry.timestamp_seconds),
+                    _ => {}
+                }
+            }
+            Ok(Some(last).filter(|last| *last > dropped_already && *last < first_other && *last < now))
+        };
+        let found = tokio::task::spawn_blocking(find).await.map_err(|e| Error::Worker(e.to_string()))?;
+        let Some(time) = found? else { return Ok(()) };
+        self.put(&names::watermark(time), names::WATERMARK_CONTENT).await?;
+        index.refresh().await?;
+        contents.refresh().await
+    }
+
+    /// Names the snapshots that are still not whole.
+    async fn snapshots(&mut self) -> Result<()> {
+        let options = VerifySnapshots { parallel: self.options.parallel, ..VerifySnapshots::default() };
+        let found = &mut *self.found;
+        let verified = verify::snapshots(self.repository, &options, &mut |damage| {
+            found(Finding::Snapshot(Box::new(damage)));
+        })
+        .await?;
+        self.report.damaged_files = verified.damaged;
+        Ok(())
+    }
+
+    async fn delete(&self, blob: &str) -> Result<()> {
+        if self.options.dry_run {
+            return Ok(());
+        }
+        match self.repository.store().delete(&BlobId::new(blob)?).await {
+            Err(error) if error.kind() == ErrorKind::Locked => {
+                tracing::warn!(blob, %error, "a damaged blob cannot be removed before its lock ends");
+                Ok(())
+            }
+            deleted => Ok(deleted?),
+        }
+    }
+
+    async fn write(&mut self, blob: &str, content: &'static [u8]) -> Result<()> {
+        if !self.options.dry_run {
+            self.put(blob, content).await?;
+        }
+        self.report.done(Remedy::MarkerWritten { blob: blob.to_owned() });
+        Ok(())
+    }
+
+    async fn put(&self, blob: &str, content: &'static [u8]) -> Result<()> {
+        let id = BlobId::new(blob)?;
+        let options = self.repository.format().await.put_options(&id)?;
+        Ok(self.repository.store().put(&id, content.into(), &options).await?)
+    }
+}
+
+fn is_manifest(id: &ContentId) -> bool {
+    id.prefix() == lifeboat_index::Prefix::MANIFEST
+}
