@@ -19,6 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["lifeboat-blobs", "lifeboat-budget", "lifeboat-index", "lifeboat-kopia", "lifeboat-primitives"],
     ),
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
+    ("lifeboat-api", &[]),
     (
         "lifeboat-repo-cli",
         &[
