@@ -11,6 +11,16 @@ pub(crate) fn private_folder(path: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::io("create", path))
 }
 
+/// Removes a folder with all that is in it, if it is there.
+pub(crate) fn remove_folder(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(problem) if problem.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes a file that anybody on the node may read.
 pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     write_with_mode(path, content.as_ref(), 0o644)

@@ -234,7 +234,9 @@ const VELERO_KINDS: &str = "backups.velero.io,restores.velero.io,datauploads,dat
 
 /// Writes objects, events, logs of pods and logs of every component into a folder of the cache, and returns it.
 pub fn debug_bundle(cluster: &Cluster, namespace: &str) -> Result<PathBuf> {
-    let folder = cache_folder()?.join("debug").join(namespace);
+    let folder = debug_folder(&cluster.spec().name)?.join(namespace);
+    // What an earlier bundle of the same name left would be taken for what is the case now.
+    files::remove_folder(&folder)?;
     let kubectl = cluster.kubectl();
     let save = |file: &str, args: &[&str]| -> Result<()> {
         let text = kubectl.text(args).unwrap_or_else(|problem| problem.to_string());
@@ -254,9 +256,15 @@ pub fn debug_bundle(cluster: &Cluster, namespace: &str) -> Result<PathBuf> {
 
 /// Copies the logs of every component to where they outlive the cluster.
 pub(crate) fn keep_logs(layout: &Layout, spec: &Spec) -> Result<PathBuf> {
-    let folder = cache_folder()?.join("debug").join(spec.name.as_str());
+    let folder = debug_folder(&spec.name)?.join("start");
+    files::remove_folder(&folder)?;
     copy_all_logs(layout, spec, &folder)?;
     Ok(folder)
+}
+
+/// What is kept of a cluster for a look after its end.
+fn debug_folder(cluster: &ClusterName) -> Result<PathBuf> {
+    Ok(cache_folder()?.join("debug").join(cluster.as_str()))
 }
 
 fn copy_all_logs(layout: &Layout, spec: &Spec, folder: &Path) -> Result<()> {

@@ -140,12 +140,13 @@ fn a_wait_that_fails_tells_why() {
     let space = TestNamespace::new(cluster(), "telling").unwrap();
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "failing"},
-        "spec": {"containers": [{"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "echo last words; exit 3"]}]},
+        "spec": {"restartPolicy": "Never", "containers": [
+            {"name": "c", "image": BUSYBOX, "command": ["sh", "-c", "echo last words; exit 3"]}]},
     });
     space.apply(&pod.to_string()).unwrap();
+    space.wait("pod", "failing", "having failed", |pod| pod["status"]["phase"] == "Failed").unwrap();
     let ready = |pod: &serde_json::Value| lifeboat_testbed::testing::condition(pod, "Ready");
-    let told =
-        space.wait_within(Duration::from_secs(12), "pod", "failing", "being ready", ready).unwrap_err();
+    let told = space.wait_within(Duration::from_secs(1), "pod", "failing", "being ready", ready).unwrap_err();
     let told = told.to_string();
     for part in ["pod/failing being ready", "last words", "Scheduled", "exitCode"] {
         assert!(told.contains(part), "{part:?} is missing in:\n{told}");
@@ -155,7 +156,9 @@ fn a_wait_that_fails_tells_why() {
         let length = std::fs::metadata(bundle.join(file)).unwrap().len();
         assert!(length > 0, "{file} is empty");
     }
-    std::fs::remove_dir_all(bundle).unwrap();
+    std::fs::remove_dir_all(&bundle).unwrap();
+    // Another test's bundle may be beside it.
+    let _ = std::fs::remove_dir(bundle.parent().unwrap());
 }
 
 #[test]
