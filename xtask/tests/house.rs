@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-api", &[]),
+    ("lifeboat-exposer", &["lifeboat-api"]),
     (
         "lifeboat-repo-cli",
         &[

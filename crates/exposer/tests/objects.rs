@@ -1,0 +1,349 @@
+//! Hosting objects as the cluster gets to see them.
+
+#![allow(clippy::unwrap_used)]
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use lifeboat_api::config::BackupPvc;
+use lifeboat_api::{Duration, NodeOs};
+use lifeboat_exposer::{
+    BackupClaim, HostedVolume, Kind, Operation, Placement, Surroundings, VolumeSource, backup_claim,
+    cache_claim, cache_size, hosting_pod, restore_claim,
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+fn operation(kind: Kind) -> Operation {
+    Operation { kind, namespace: "velero".into(), name: "b1-x7k2p".into(), uid: "5f0c".into() }
+}
+
+fn surroundings() -> Surroundings {
+    Surroundings {
+        image: "lifeboat:1".into(),
+        env: vec![serde_json::from_value(json!({ "name": "VELERO_NAMESPACE", "value": "velero" })).unwrap()],
+        volumes: vec![serde_json::from_value(json!({ "name": "scratch", "emptyDir": {} })).unwrap()],
+        volume_mounts: vec![
+            serde_json::from_value(json!({ "name": "scratch", "mountPath": "/scratch" })).unwrap(),
+        ],
+        service_account: Some("velero".into()),
+        labels: BTreeMap::from([("azure.workload.identity/use".into(), "true".into())]),
+        log_args: vec!["--log-format=json".into()],
+        ..Surroundings::default()
+    }
+}
+
+fn volume(source: VolumeSource) -> HostedVolume {
+    HostedVolume {
+        source,
+        cache: false,
+        resource_timeout: Duration::from_secs(600),
+        no_relabeling: false,
+        program: "/velero".into(),
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        resources: ResourceRequirements::default(),
+        priority_class: None,
+    }
+}
+
+fn claim(block: bool) -> VolumeSource {
+    VolumeSource::Claim { block, read_only: false }
+}
+
+fn host() -> VolumeSource {
+    VolumeSource::Host { path: "/var/lib/kubelet/pods/u1/volumes/x/data/mount".into(), privileged: false }
+}
+
+fn build(kind: Kind, volume: &HostedVolume, placement: &Placement) -> Value {
+    let pod: Pod = hosting_pod(&operation(kind), volume, placement, &surroundings());
+    serde_json::to_value(pod).unwrap()
+}
+
+#[test]
+fn the_pod_of_an_upload() {
+    let pod = build(Kind::DataUpload, &volume(claim(false)), &Placement::default());
+    assert_eq!(
+        pod["metadata"],
+        json!({
+            "name": "b1-x7k2p",
+            "namespace": "velero",
+            "labels": {
+                "azure.workload.identity/use": "true",
+                "velero.io/data-upload": "b1-x7k2p",
+                "velero.io/exposer-pod-group": "snapshot-exposer",
+            },
+            "ownerReferences": [{ "apiVersion": "velero.io/v2alpha1", "kind": "DataUpload", "name": "b1-x7k2p", "uid": "5f0c", "controller": true }],
+        })
+    );
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["name"], "5f0c");
+    assert_eq!(container["command"], json!(["/velero", "data-mover", "backup"]));
+    assert_eq!(
+        container["args"],
+        json!([
+            "--volume-path=/5f0c",
+            "--volume-mode=Filesystem",
+            "--data-upload=b1-x7k2p",
+            "--resource-timeout=10m0s",
+            "--log-format=json"
+        ])
+    );
+    assert_eq!(container["volumeMounts"][0], json!({ "name": "5f0c", "mountPath": "/5f0c" }));
+    assert_eq!(
+        pod["spec"]["volumes"][0],
+        json!({ "name": "5f0c", "persistentVolumeClaim": { "claimName": "b1-x7k2p" } })
+    );
+    assert_eq!(pod["spec"]["restartPolicy"], "Never");
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 0);
+    assert_eq!(pod["spec"]["os"], json!({ "name": "linux" }));
+    let spread = &pod["spec"]["topologySpreadConstraints"][0];
+    assert_eq!(
+        spread["labelSelector"],
+        json!({ "matchLabels": { "velero.io/exposer-pod-group": "snapshot-exposer" } })
+    );
+    assert_eq!(spread["whenUnsatisfiable"], "ScheduleAnyway");
+    assert_eq!(pod["spec"]["nodeName"], Value::Null);
+}
+
+#[test]
+fn arguments_of_the_other_kinds() {
+    let args = |kind, volume: &HostedVolume| {
+        build(kind, volume, &Placement::default())["spec"]["containers"][0]["args"].clone()
+    };
+    assert_eq!(
+        args(Kind::DataDownload, &volume(claim(true))),
+        json!([
+            "--volume-path=/5f0c",
+            "--volume-mode=Block",
+            "--data-download=b1-x7k2p",
+            "--resource-timeout=10m0s",
+            "--cache-volume-path=",
+            "--log-format=json"
+        ])
+    );
+    assert_eq!(
+        args(Kind::PodVolumeBackup, &volume(host())),
+        json!([
+            "--volume-path=/5f0c",
+            "--resource-timeout=10m0s",
+            "--pod-volume-backup=b1-x7k2p",
+            "--log-format=json"
+        ])
+    );
+    assert_eq!(
+        args(Kind::PodVolumeRestore, &HostedVolume { cache: true, ..volume(host()) }),
+        json!([
+            "--volume-path=/5f0c",
+            "--resource-timeout=10m0s",
+            "--pod-volume-restore=b1-x7k2p",
+            "--cache-volume-path=/cachedir",
+            "--log-format=json"
+        ])
+    );
+}
+
+#[test]
+fn a_device_is_a_device_and_a_cache_has_its_own_claim() {
+    let pod = build(
+        Kind::DataDownload,
+        &HostedVolume { cache: true, ..volume(claim(true)) },
+        &Placement::default(),
+    );
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["volumeDevices"], json!([{ "name": "5f0c", "devicePath": "/5f0c" }]));
+    let mounted: Vec<_> = container["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mount| mount["mountPath"].clone())
+        .collect();
+    assert_eq!(mounted, ["/cachedir", "/scratch", "/tmp"]);
+    assert_eq!(
+        pod["spec"]["volumes"][1],
+        json!({ "name": "cachedir", "persistentVolumeClaim": { "claimName": "b1-x7k2p-cache" } })
+    );
+}
+
+/// The `baseline` standard forbids folders of the host, privileged containers and other capabilities than these.
+#[test]
+fn pods_of_claims_are_within_the_baseline_standard() {
+    let allowed = [
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT",
+    ];
+    for kind in [Kind::DataUpload, Kind::DataDownload] {
+        for block in [false, true] {
+            let pod = build(kind, &volume(claim(block)), &Placement::default());
+            assert!(
+                pod["spec"]["volumes"].as_array().unwrap().iter().all(|volume| volume["hostPath"].is_null())
+            );
+            let security = &pod["spec"]["containers"][0]["securityContext"];
+            assert_eq!(security["privileged"], false);
+            assert_eq!(security["allowPrivilegeEscalation"], false);
+            assert_eq!(security["readOnlyRootFilesystem"], true);
+            assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+            let added = security["capabilities"]["add"].as_array().cloned().unwrap_or_default();
+            assert!(
+                added.iter().all(|capability| allowed.contains(&capability.as_str().unwrap())),
+                "{added:?}"
+            );
+            assert_eq!(block, added.is_empty(), "a device needs nothing but root");
+            assert_eq!(pod["spec"]["securityContext"]["seccompProfile"], json!({ "type": "RuntimeDefault" }));
+        }
+    }
+}
+
+#[test]
+fn a_pod_for_a_pods_volume_sees_that_one_folder_and_goes_to_its_node() {
+    let placement = Placement { node: Some("n1".into()), ..Placement::default() };
+    let pod = build(Kind::PodVolumeBackup, &volume(host()), &placement);
+    assert_eq!(pod["spec"]["nodeName"], "n1");
+    assert_eq!(pod["spec"]["nodeSelector"], Value::Null);
+    assert_eq!(pod["spec"]["topologySpreadConstraints"], Value::Null);
+    let folders: Vec<_> = pod["spec"]["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|volume| !volume["hostPath"].is_null())
+        .collect();
+    assert_eq!(
+        folders,
+        [&json!({ "name": "5f0c", "hostPath": { "path": "/var/lib/kubelet/pods/u1/volumes/x/data/mount" } })]
+    );
+    assert_eq!(pod["spec"]["containers"][0]["volumeMounts"][0]["mountPropagation"], "HostToContainer");
+    let privileged = volume(VolumeSource::Host { path: "/x".into(), privileged: true });
+    let pod = build(Kind::PodVolumeBackup, &privileged, &placement);
+    assert_eq!(pod["spec"]["containers"][0]["securityContext"], json!({ "privileged": true }));
+}
+
+#[test]
+fn a_restore_follows_the_node_that_was_selected() {
+    let placement = Placement { node: Some("n1".into()), ..Placement::default() };
+    let pod = build(Kind::DataDownload, &volume(claim(false)), &placement);
+    assert_eq!(pod["spec"]["nodeSelector"], json!({ "kubernetes.io/hostname": "n1" }));
+    assert_eq!(pod["spec"]["nodeName"], Value::Null);
+}
+
+#[test]
+fn what_people_want_replaces_what_is_inherited_but_never_our_own_labels() {
+    let wanted = HostedVolume {
+        labels: BTreeMap::from([
+            ("team".into(), "x".into()),
+            ("velero.io/data-upload".into(), "other".into()),
+        ]),
+        annotations: BTreeMap::from([("a".into(), "b".into())]),
+        priority_class: Some("low".into()),
+        no_relabeling: true,
+        source: VolumeSource::Claim { block: false, read_only: true },
+        ..volume(claim(false))
+    };
+    let pod = build(Kind::DataUpload, &wanted, &Placement::default());
+    assert_eq!(
+        pod["metadata"]["labels"],
+        json!({ "team": "x", "velero.io/data-upload": "b1-x7k2p", "velero.io/exposer-pod-group": "snapshot-exposer" })
+    );
+    assert_eq!(pod["metadata"]["annotations"], json!({ "a": "b" }));
+    assert_eq!(pod["spec"]["priorityClassName"], "low");
+    assert_eq!(pod["spec"]["securityContext"]["seLinuxOptions"], json!({ "type": "spc_t" }));
+    assert_eq!(pod["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"], true);
+    assert_eq!(pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"], true);
+}
+
+#[test]
+fn a_pod_for_windows() {
+    let placement = Placement { os: Some(NodeOs::Windows), ..Placement::default() };
+    let pod = build(Kind::DataUpload, &volume(claim(false)), &placement);
+    assert_eq!(pod["spec"]["os"], json!({ "name": "windows" }));
+    assert_eq!(
+        pod["spec"]["securityContext"],
+        json!({ "windowsOptions": { "runAsUserName": "ContainerAdministrator" } })
+    );
+    assert_eq!(pod["spec"]["containers"][0]["securityContext"], Value::Null);
+    let effects: Vec<_> = pod["spec"]["tolerations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|toleration| toleration["effect"].clone())
+        .collect();
+    assert_eq!(effects, ["NoSchedule", "NoExecute"]);
+}
+
+#[test]
+fn the_claim_of_a_backup_follows_what_is_configured_for_its_class() {
+    let size = Quantity("5Gi".into());
+    let build = |configured: &BackupPvc, block| {
+        let from = BackupClaim { snapshot: "b1-x7k2p", source_class: "gold", configured, block, size: &size };
+        serde_json::to_value(backup_claim(&operation(Kind::DataUpload), &from)).unwrap()
+    };
+    let plain = build(&BackupPvc::default(), false);
+    assert_eq!(
+        plain["spec"],
+        json!({
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "gold",
+            "volumeMode": "Filesystem",
+            "dataSource": { "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "b1-x7k2p" },
+            "resources": { "requests": { "storage": "5Gi" } },
+        })
+    );
+    assert_eq!(plain["metadata"]["annotations"], Value::Null);
+    let configured = BackupPvc {
+        storage_class: "snap".into(),
+        read_only: true,
+        annotations: BTreeMap::from([("x".into(), "1".into())]),
+        ..BackupPvc::default()
+    };
+    let claim = build(&configured, true);
+    assert_eq!(claim["spec"]["accessModes"], json!(["ReadOnlyMany"]));
+    assert_eq!(claim["spec"]["storageClassName"], "snap");
+    assert_eq!(claim["spec"]["volumeMode"], "Block");
+    assert_eq!(claim["metadata"]["annotations"], json!({ "x": "1" }));
+}
+
+#[test]
+fn the_claim_of_a_restore_is_like_the_targets_but_empty_and_free() {
+    let target: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "data", "namespace": "app", "labels": { "app": "web" }, "annotations": { "volume.kubernetes.io/storage-provisioner": "d" } },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "storageClassName": "gold", "volumeMode": "Block", "volumeName": "pv1",
+            "selector": { "matchLabels": { "velero.io/dynamic-pv-restore": "app.data.abcde" } },
+            "dataSource": { "kind": "VolumeSnapshot", "name": "s" }, "resources": { "requests": { "storage": "1Gi" } },
+        },
+    }))
+    .unwrap();
+    let claim = serde_json::to_value(restore_claim(&operation(Kind::DataDownload), &target, None)).unwrap();
+    assert_eq!(
+        claim["spec"],
+        json!({ "accessModes": ["ReadWriteMany"], "storageClassName": "gold", "volumeMode": "Block", "resources": { "requests": { "storage": "1Gi" } } })
+    );
+    assert_eq!(claim["metadata"]["labels"], json!({ "app": "web" }));
+    assert_eq!(claim["metadata"]["annotations"], json!({ "volume.kubernetes.io/storage-provisioner": "d" }));
+    let claim =
+        serde_json::to_value(restore_claim(&operation(Kind::DataDownload), &target, Some("n1"))).unwrap();
+    assert_eq!(claim["metadata"]["annotations"], json!({ "volume.kubernetes.io/selected-node": "n1" }));
+}
+
+#[test]
+fn a_cache_is_made_for_large_snapshots_and_those_of_unknown_size() {
+    let gib = 1u64 << 30;
+    assert_eq!(cache_size(100 << 20, 1024, 5000), None);
+    assert_eq!(cache_size(2 * gib, 1024, 5000), Some(6 * gib));
+    assert_eq!(cache_size(0, 1024, 5000), Some(6 * gib));
+    let claim =
+        serde_json::to_value(cache_claim(&operation(Kind::DataDownload), "fast", 6 * gib, Some("n1")))
+            .unwrap();
+    assert_eq!(claim["metadata"]["name"], "b1-x7k2p-cache");
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], (6 * gib).to_string());
+    assert_eq!(claim["metadata"]["annotations"], json!({ "volume.kubernetes.io/selected-node": "n1" }));
+}
