@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-api", &[]),
     ("lifeboat-exposer", &["lifeboat-api"]),
+    ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-exposer"]),
     (
         "lifeboat-repo-cli",
         &[

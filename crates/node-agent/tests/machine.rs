@@ -1,0 +1,272 @@
+//! The machine against every world that can come about: each state is visited, not a sample.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use lifeboat_api::Phase;
+use lifeboat_exposer::Kind;
+use lifeboat_node_agent::machine::{
+    Action, Hosting, Observation, Responsible, Suitable, TABLE, decide, markdown, row,
+};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::LazyLock;
+
+fn new(kind: Kind, suitable: Suitable) -> Observation {
+    Observation {
+        kind,
+        phase: Phase::New,
+        suitable,
+        responsible: Responsible::Us,
+        finalizer: false,
+        cancel: false,
+        deleting: false,
+        hosting: Hosting::Absent,
+        leftovers: false,
+        moved: false,
+        handed_over: false,
+        queue_full: false,
+        slots_full: false,
+        prepare_overdue: false,
+        cancel_overdue: false,
+        attempts_exhausted: false,
+    }
+}
+
+/// What the agent's action makes of the world.
+fn act(seen: Observation, action: Action) -> Observation {
+    let mut after = seen;
+    match action {
+        Action::Leave | Action::Wait => {}
+        Action::AddFinalizer => after.finalizer = true,
+        Action::RequestCancel => after.cancel = true,
+        Action::Accept => after.phase = Phase::Accepted,
+        Action::Expose | Action::Replace => {
+            after.leftovers = true;
+            if matches!(after.hosting, Hosting::Absent | Hosting::Broken) {
+                after.hosting = Hosting::Preparing;
+            }
+        }
+        Action::MarkPrepared => after.phase = Phase::Prepared,
+        Action::Start => after.phase = Phase::InProgress,
+        Action::MarkCanceling => after.phase = Phase::Canceling,
+        Action::RecordResult => after.moved = true,
+        Action::HandOver => {
+            after.handed_over = true;
+            after.hosting = Hosting::Absent;
+        }
+        Action::Finish(phase) => after.phase = phase,
+        Action::CleanUp => {
+            after.hosting = Hosting::Absent;
+            after.leftovers = false;
+        }
+        Action::RemoveFinalizer => after.finalizer = false,
+    }
+    after
+}
+
+/// What may happen to the world beside the agent, good or bad.
+fn happenings(seen: Observation) -> Vec<Observation> {
+    let mut next = vec![
+        Observation { cancel: true, ..seen },
+        Observation { deleting: true, ..seen },
+        Observation { queue_full: !seen.queue_full, ..seen },
+        Observation { slots_full: !seen.slots_full, ..seen },
+        Observation { prepare_overdue: true, ..seen },
+        Observation { cancel_overdue: true, ..seen },
+        Observation { attempts_exhausted: true, ..seen },
+        Observation { responsible: Responsible::Us, ..seen },
+        Observation { responsible: Responsible::Other, ..seen },
+        Observation { responsible: Responsible::Nobody, ..seen },
+    ];
+    let told = matches!(seen.phase, Phase::InProgress | Phase::Canceling);
+    let pods: &[Hosting] = match seen.hosting {
+        Hosting::Absent => &[],
+        Hosting::Preparing => &[Hosting::Running, Hosting::Broken, Hosting::Failed, Hosting::Absent],
+        // A mover that was not told to begin can only fail.
+        Hosting::Running if !told => &[Hosting::Failed, Hosting::Broken, Hosting::Absent],
+        Hosting::Running => {
+            &[Hosting::Succeeded, Hosting::Failed, Hosting::Canceled, Hosting::Broken, Hosting::Absent]
+        }
+        Hosting::Succeeded | Hosting::Canceled | Hosting::Failed | Hosting::Broken => &[Hosting::Absent],
+    };
+    next.extend(pods.iter().map(|hosting| Observation { hosting: *hosting, ..seen }));
+    next.retain(|after| *after != seen);
+    next
+}
+
+/// Every state that can come about from a new operation.
+fn reachable(kind: Kind) -> impl Iterator<Item = Observation> {
+    static STATES: LazyLock<HashMap<Kind, HashSet<Observation>>> =
+        LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, explore(kind))).collect());
+    STATES[&kind].iter().copied()
+}
+
+fn explore(kind: Kind) -> HashSet<Observation> {
+    let starts = [Suitable::Yes, Suitable::Foreign, Suitable::Impossible].map(|suitable| new(kind, suitable));
+    let mut seen: HashSet<Observation> = starts.into_iter().collect();
+    let mut queue: VecDeque<Observation> = starts.into_iter().collect();
+    while let Some(state) = queue.pop_front() {
+        for next in happenings(state).into_iter().chain([act(state, decide(&state))]) {
+            if seen.insert(next) {
+                queue.push_back(next);
+            }
+        }
+    }
+    seen
+}
+
+/// What a calm world does next while the agent waits or exposes: time passes, pods come up and end, others get out of the way.
+fn calm(seen: Observation) -> Observation {
+    let mut after = seen;
+    match (seen.phase, seen.hosting) {
+        (_, Hosting::Preparing) => after.hosting = Hosting::Running,
+        (Phase::InProgress, Hosting::Running) => after.hosting = Hosting::Succeeded,
+        (Phase::Canceling, Hosting::Running) => after.cancel_overdue = true,
+        _ => {}
+    }
+    after.queue_full = false;
+    after.slots_full = false;
+    after
+}
+
+fn settled(state: &Observation) -> bool {
+    state.phase.is_final() && !state.leftovers && !state.finalizer
+}
+
+/// Lets agent and calm world take turns until nothing is left to do.
+fn run(mut state: Observation) -> Result<Observation, Observation> {
+    for _ in 0..40 {
+        if settled(&state) {
+            return Ok(state);
+        }
+        let after = act(state, decide(&state));
+        state = if after == state { calm(state) } else { after };
+    }
+    Err(state)
+}
+
+#[test]
+fn from_every_state_a_calm_world_leads_to_an_end_with_nothing_left() {
+    for kind in Kind::ALL {
+        let count = reachable(kind).count();
+        assert!(count > 1000, "{kind:?}: only {count} states");
+        for state in reachable(kind) {
+            if state.suitable == Suitable::Foreign
+                || state.responsible == Responsible::Other && !state.phase.is_final()
+            {
+                continue;
+            }
+            if let Err(stuck) = run(state) {
+                panic!("{state:#?}\nnever ends; it hangs in\n{stuck:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_moved_is_never_given_up() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| state.moved) {
+            assert!(
+                matches!(state.phase, Phase::InProgress | Phase::Canceling | Phase::Completed),
+                "{state:#?}"
+            );
+            if state.responsible != Responsible::Other || state.phase.is_final() {
+                let end = run(state).unwrap();
+                assert_eq!(end.phase, Phase::Completed);
+                assert!(kind != Kind::DataDownload || end.handed_over, "{state:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn completed_always_means_that_all_data_was_moved() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| state.phase == Phase::Completed) {
+            assert!(state.moved && (kind != Kind::DataDownload || state.handed_over), "{state:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_cancel_ends_everything_that_has_not_moved_all_data() {
+    for kind in Kind::ALL {
+        for state in reachable(kind) {
+            let ours = state.suitable != Suitable::Foreign && state.responsible != Responsible::Other;
+            let open = !state.phase.is_final() && !state.moved && state.hosting != Hosting::Succeeded;
+            if !ours || !open {
+                continue;
+            }
+            // Not one step of the world is needed but the one that says that the mover does not stop by itself.
+            let mut state = Observation { cancel: true, cancel_overdue: true, ..state };
+            for _ in 0..4 {
+                state = act(state, decide(&state));
+            }
+            assert_eq!(state.phase, Phase::Canceled, "{state:#?}");
+        }
+    }
+}
+
+#[test]
+fn an_end_is_an_end() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| state.phase.is_final()) {
+            let action = decide(&state);
+            assert!(
+                matches!(action, Action::Leave | Action::CleanUp | Action::RemoveFinalizer),
+                "{state:#?} {action:?}"
+            );
+            assert!(action != Action::RemoveFinalizer || !state.leftovers, "{state:#?}");
+        }
+    }
+}
+
+#[test]
+fn hosting_objects_exist_only_under_a_finalizer() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| state.leftovers) {
+            assert!(state.finalizer, "{state:#?}");
+        }
+    }
+}
+
+#[test]
+fn an_operation_of_another_mover_is_never_touched() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| state.suitable == Suitable::Foreign) {
+            assert_eq!(decide(&state), Action::Leave, "{state:#?}");
+        }
+    }
+}
+
+#[test]
+fn every_row_of_the_table_is_needed_and_every_state_has_one() {
+    let mut used: HashMap<*const _, u64> = HashMap::new();
+    for kind in Kind::ALL {
+        for state in reachable(kind) {
+            let row = row(&state).unwrap_or_else(|| panic!("no row for {state:#?}"));
+            *used.entry(std::ptr::from_ref(row)).or_default() += 1;
+        }
+    }
+    for row in TABLE {
+        assert!(used.contains_key(&std::ptr::from_ref(row)), "no state needs {row:?}");
+    }
+}
+
+/// The documentation shows the table as it is; `LIFEBOAT_WRITE_DOCS=1` writes it.
+#[test]
+fn the_documentation_shows_this_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/node-agent-states.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once("<!-- table -->\n").unwrap();
+    let (_, after) = rest.split_once("<!-- end of table -->").unwrap();
+    let wanted = format!("{before}<!-- table -->\n{}<!-- end of table -->{after}", markdown());
+    if std::env::var_os("LIFEBOAT_WRITE_DOCS").is_some() {
+        std::fs::write(path, wanted).unwrap();
+    } else {
+        assert!(
+            text == wanted,
+            "docs/node-agent-states.md is not up to date: run this test with LIFEBOAT_WRITE_DOCS=1"
+        );
+    }
+}
