@@ -7,11 +7,12 @@ use crate::object_store::ObjectStore;
 use crate::spec::{Layout, NodeId, Spec, addresses};
 use crate::{Error, Result, catalogue, command, files, network, pki, velero};
 use serde_json::json;
+use std::ffi::OsStr;
 use std::thread;
 use std::time::Duration;
 
 /// How long any one part of a cluster may take to get ready on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The bucket every cluster has; Velero's default backup location.
 pub const BUCKET: &str = "velero";
@@ -116,13 +117,14 @@ impl Cluster {
         for node in nodes {
             self.start_kubelet(node)?;
         }
-        let mut define = kubectl.command(["apply"])?;
-        for definition in csi::snapshot_definitions()? {
-            define.arg("-f").arg(definition);
-        }
-        command::run(&mut define, b"", PATIENCE)?;
-        kubectl.run(["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"])?;
-        kubectl.apply(&self.dns_objects())?;
+        let definitions = csi::snapshot_definitions()?;
+        self.wait("the definition of the snapshot API", || {
+            let files = definitions.iter().flat_map(|file| [OsStr::new("-f"), file.as_os_str()]);
+            let applied = kubectl.run([OsStr::new("apply")].into_iter().chain(files));
+            applied.map(drop).map_err(|problem| problem.to_string())
+        })?;
+        kubectl.run(["wait", "--for=condition=Established", "--timeout=120s", "crd", "--all"])?;
+        self.define("the service of DNS", &self.dns_objects())?;
         self.start_drivers(nodes)?;
         for node in nodes {
             self.wait_for_node(node)?;
@@ -181,7 +183,7 @@ impl Cluster {
 
     fn start_drivers(&self, nodes: &[&Node]) -> Result<()> {
         for (driver, nodes) in self.drivers(nodes) {
-            self.kubectl().apply(&driver.objects())?;
+            self.define(&format!("the classes of {}", driver.name()), &driver.objects())?;
             for node in nodes {
                 self.start_driver(driver, node)?;
             }
@@ -253,6 +255,12 @@ impl Cluster {
             },
         ]})
         .to_string()
+    }
+
+    /// Creates objects of the cluster itself; an API server that has just started may answer too late at first.
+    fn define(&self, what: &str, objects: &str) -> Result<()> {
+        let kubectl = self.kubectl();
+        self.wait(what, || kubectl.apply(objects).map_err(|problem| problem.to_string()))
     }
 
     /// Waits for a part of the cluster, and gives up at once when a process of the first node has ended.

@@ -78,7 +78,7 @@ pub fn archive(name: &str) -> Result<Archive> {
 
 fn busybox() -> Result<Archive> {
     let program = tools::system("busybox")?;
-    let list = command::run(Command::new(&program).arg("--list"), b"", Duration::from_secs(10))?;
+    let list = command::run(Command::new(&program).arg("--list"), b"", Duration::from_secs(60))?;
     let mut image =
         Image::new(BUSYBOX).program("/bin/busybox", &program).user("0:0").env("PATH=/bin").cmd(&["sh"]);
     for applet in String::from_utf8_lossy(&list).lines().filter(|applet| *applet != "busybox") {

@@ -79,7 +79,7 @@ pub struct ProcessState {
 }
 
 /// How long an order may take: starting a process is quick, but the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Gives one order and returns the answer; a refusal is an error.
 pub(crate) fn ask(socket: &Path, request: &Request) -> Result<Reply> {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long ended processes may take to let go of mounts, devices and groups.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The first process of the node whose folder this is, if it runs.
 pub(crate) fn first_process(node_folder: &Path) -> Option<Pid> {

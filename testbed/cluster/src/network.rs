@@ -55,5 +55,5 @@ pub(crate) fn plug_in(first: Pid, node: NodeId, pid: Pid, spec: &Spec) -> Result
 fn batch(pid: Pid, commands: &str) -> Result<()> {
     let mut ip = Command::new(tools::system("nsenter")?);
     ip.args(["-t", &pid.to_string(), "-n"]).arg(tools::system("ip")?).args(["-batch", "-"]);
-    command::run(&mut ip, commands.as_bytes(), Duration::from_secs(10)).map(drop)
+    command::run(&mut ip, commands.as_bytes(), Duration::from_secs(60)).map(drop)
 }

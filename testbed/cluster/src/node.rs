@@ -64,7 +64,7 @@ impl Node {
         if !status.success() {
             return Err(Error::unexpected(id.to_string(), status));
         }
-        command::wait_for(&format!("the start of {id}"), Duration::from_secs(20), || {
+        command::wait_for(&format!("the start of {id}"), Duration::from_secs(60), || {
             let ready = control::ask(&socket, &Request::List);
             ready.map_err(|problem| format!("{problem}\n{}", last_lines(&paths.log(supervisor::ROLE))))
         })?;
@@ -136,16 +136,16 @@ impl Node {
     pub fn load_image(&self, archive: &Path) -> Result<()> {
         let mut ctr = self.command(tools::system("ctr")?)?;
         ctr.args(["-a", CONTAINERD_SOCKET, "-n", "k8s.io", "images", "import"]).arg(archive);
-        command::run(&mut ctr, b"", Duration::from_secs(120)).map(drop)
+        command::run(&mut ctr, b"", Duration::from_secs(300)).map(drop)
     }
 
     /// Waits until the container runtime answers.
     pub(crate) fn wait_for_runtime(&self) -> Result<()> {
-        command::wait_for(&format!("containerd on {}", self.id), Duration::from_secs(60), || {
+        command::wait_for(&format!("containerd on {}", self.id), Duration::from_secs(120), || {
             self.check_processes()?;
             let mut version = self.command("ctr").map_err(|problem| problem.to_string())?;
             version.args(["-a", CONTAINERD_SOCKET, "version"]);
-            command::run(&mut version, b"", Duration::from_secs(5))
+            command::run(&mut version, b"", Duration::from_secs(20))
                 .map(drop)
                 .map_err(|problem| problem.to_string())
         })

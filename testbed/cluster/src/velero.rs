@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// How long Velero may take to get ready: its server waits for its API before it looks at the backup location.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 impl Cluster {
     /// A command of Velero's own command line, run in the cluster's network.
@@ -46,7 +46,7 @@ pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     command::run(&mut install, b"", PATIENCE)?;
     let kubectl = cluster.kubectl();
     for workload in ["deployment/velero", "daemonset/node-agent"] {
-        kubectl.run_within(PATIENCE, ["-n", "velero", "rollout", "status", workload, "--timeout=170s"])?;
+        kubectl.run_within(PATIENCE, ["-n", "velero", "rollout", "status", workload, "--timeout=290s"])?;
     }
     command::wait_for("Velero's backup location", PATIENCE, || {
         let location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]);

@@ -91,9 +91,8 @@ fn port_forward_carries_a_request() {
 fn an_image_of_our_own_static_program_runs_and_has_the_same_digest_twice() {
     let cluster = cluster();
     let folder = tempfile::tempdir().unwrap();
-    let busybox =
-        ["/usr/bin/busybox", "/bin/busybox"].into_iter().find(|path| std::path::Path::new(path).exists());
-    let image = Image::of_program("localhost/own:1", busybox.unwrap().as_ref()).unwrap();
+    let busybox = lifeboat_tools::path("busybox").unwrap();
+    let image = Image::of_program("localhost/own:1", &busybox).unwrap();
     let first = image.write(&folder.path().join("one.tar")).unwrap();
     let second = image.write(&folder.path().join("two.tar")).unwrap();
     assert_eq!(first, second);

@@ -3,8 +3,12 @@
 use crate::error::{Error, Result};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+
+/// The Debian packages that the tools come from.
+const PACKAGES: &str = "mount e2fsprogs coreutils";
 
 /// Runs `program` and returns what it printed; a failure carries what it said on standard error.
 ///
@@ -21,7 +25,10 @@ pub(crate) fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A]) -> Result<Str
             .join(" "),
         reason,
     };
-    let output = command.output().map_err(|error| describe(error.to_string()))?;
+    let output = command.output().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => describe(format!("it is missing: run `apt-get install {PACKAGES}`")),
+        _ => describe(error.to_string()),
+    })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(describe(format!("{}: {said}", output.status)));
@@ -35,7 +42,7 @@ fn die_with_parent(command: &mut Command) {
     let bind_to_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the signal was set up.
-        if getppid() == Some(parent) { Ok(()) } else { Err(std::io::ErrorKind::BrokenPipe.into()) }
+        if getppid() == Some(parent) { Ok(()) } else { Err(ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: between fork and exec the closure makes two system calls and neither allocates nor takes locks.
     unsafe {
