@@ -2,8 +2,8 @@
 //!
 //! The testbed's command line is a program of its own, so that `cargo xtask` itself stays quick to compile.
 
+use crate::tools;
 use anyhow::{Context, Result, ensure};
-use lifeboat_tools::{self as tools, Group, TOOLS};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
@@ -47,17 +47,16 @@ pub fn image(args: &ImageArgs) -> Result<()> {
             words.push("--program".to_owned());
             words.push(program.into_string().ok().context("the target folder's name is not plain text")?);
         }
+        // An image of a program that is there needs no other.
+        None if words.iter().any(|word| word.starts_with("--program")) => {}
         None => install()?,
     }
     hand_over("image", &words)
 }
 
 /// Installs what a cluster is made of; what is there already costs no time.
-pub fn install() -> Result<()> {
-    for tool in TOOLS.iter().filter(|tool| tool.group == Group::Cluster || tool.name == "minio") {
-        tools::install(tool, &|news| eprintln!("tools: {news}"))?;
-    }
-    Ok(())
+fn install() -> Result<()> {
+    tools::install_named(&["cluster", "minio"])
 }
 
 /// Builds one program of the workspace for an image: optimised, and without a dynamic loader.

@@ -109,8 +109,8 @@ pub fn cargo(args: &[&str]) -> Result<()> {
 fn fuzz_all(args: &Args) -> Result<Count> {
     let seconds = if args.long { LONG_FUZZ_SECONDS } else { FUZZ_SECONDS };
     let mut count = Count::default();
-    for target in fuzz::targets()? {
-        match fuzz::run(&target, seconds) {
+    for (_, result) in fuzz::run_all(&fuzz::targets()?, seconds)? {
+        match result {
             Ok(()) => count.passed += 1,
             Err(error) => {
                 println!("fuzz: {error:#}");

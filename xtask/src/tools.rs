@@ -48,27 +48,49 @@ fn of_groups(groups: &[Group]) -> Vec<&'static Tool> {
     TOOLS.iter().filter(|tool| groups.contains(&tool.group)).collect()
 }
 
-/// Installs one after another, as each build uses all cores by itself. A failure does not keep the others back.
-fn install_all(chosen: &[&Tool]) -> Result<()> {
-    let mut failed = Vec::new();
-    let mut present = 0;
+/// What became of some tools.
+#[derive(Default)]
+struct Tally {
+    present: usize,
+    failed: Vec<&'static str>,
+}
+
+/// Installs what a cluster is made of beside everything else: a build that links, downloads or unpacks leaves a core
+/// idle for the other. Within either, one after another: the programs share sources, which are to be compiled once.
+fn install_all(chosen: &[&'static Tool]) -> Result<()> {
+    let (cluster, others): (Vec<&Tool>, Vec<&Tool>) =
+        chosen.iter().partition(|tool| tool.group == Group::Cluster);
+    let (cluster, others) = std::thread::scope(|scope| {
+        let cluster = scope.spawn(|| install_in_turn(&cluster));
+        let others = install_in_turn(&others);
+        (cluster.join(), others)
+    });
+    let Ok(cluster) = cluster else { bail!("the installation of the cluster's programs panicked") };
+    let failed = [cluster.failed, others.failed].concat();
+    if !failed.is_empty() {
+        bail!("could not install {}", failed.join(", "));
+    }
+    let present = cluster.present + others.present;
+    eprintln!("tools: {} ready, {present} of them were already", chosen.len());
+    Ok(())
+}
+
+/// A failure does not keep the others back.
+fn install_in_turn(chosen: &[&'static Tool]) -> Tally {
+    let mut tally = Tally::default();
     for tool in chosen {
         match lifeboat_tools::install(tool, &|news| eprintln!("tools: {news}")) {
-            Ok(Outcome::Present) => present += 1,
+            Ok(Outcome::Present) => tally.present += 1,
             Ok(Outcome::Installed(took)) => {
                 eprintln!("tools: {} {} is ready after {} s", tool.name, tool.version, took.as_secs());
             }
             Err(error) => {
                 eprintln!("tools: {error:#}");
-                failed.push(tool.name);
+                tally.failed.push(tool.name);
             }
         }
     }
-    if !failed.is_empty() {
-        bail!("could not install {}", failed.join(", "));
-    }
-    eprintln!("tools: {} ready, {present} of them were already", chosen.len());
-    Ok(())
+    tally
 }
 
 fn list(chosen: &[&Tool]) {

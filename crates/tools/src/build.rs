@@ -107,12 +107,15 @@ fn commands(tool: &Tool, into: &Path) -> Result<Vec<Command>> {
                 .current_dir(into);
             vec![command]
         }
-        Recipe::Cargo { package } => {
+        Recipe::Cargo { package, profile } => {
             let mut command = Command::new("cargo");
-            command.args(["install", "--locked", "--version", tool.version, "--root"]).arg(into);
+            command.args(["install", "--locked", "--version", tool.version, "--profile", profile]);
+            command.arg("--root").arg(into);
             // Inside the checkout, whose toolchain file picks the compiler, but away from its artifacts and flags.
             command.arg(package).current_dir(env!("CARGO_MANIFEST_DIR"));
             command.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+            // Nobody steps through these programs.
+            command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("CARGO_INCREMENTAL", "0");
             vec![command]
         }
         Recipe::Debian { .. } => Vec::new(),
@@ -127,7 +130,10 @@ fn go(module: &Path) -> Command {
         .env("GOFLAGS", "-mod=readonly -buildvcs=false")
         .env("GOWORK", "off")
         .env("GOTOOLCHAIN", "local")
-        .env("CGO_ENABLED", "0");
+        .env("CGO_ENABLED", "0")
+        // The compiler is a Go program too, and short-lived: collecting its garbage more seldom saves a fifth of the
+        // processor time for some hundred MB.
+        .env("GOGC", "400");
     command
 }
 

@@ -92,6 +92,8 @@ pub enum Recipe {
     Cargo {
         /// The name of the crate.
         package: &'static str,
+        /// The profile of its build: `release` for what is measured, `dev` for what only has to be there soon.
+        profile: &'static str,
     },
     /// Packages of the Debian release that runs the tests; their versions are the release's own.
     Debian {

@@ -7,8 +7,22 @@
 
 use crate::{Group, Recipe, Tool};
 
-/// Every tool, in the order in which they are installed.
+/// Every tool, in the order in which they are installed: those that Cargo builds come first, so that beside them Go's
+/// own library is compiled once, by the programs of the cluster (see `cargo xtask tools`).
 pub const TOOLS: &[Tool] = &[
+    // Checkers of the source.
+    Tool {
+        name: "cargo-deny",
+        version: "0.20.2",
+        group: Group::Lint,
+        recipe: Recipe::Cargo { package: "cargo-deny", profile: "dev" },
+    },
+    Tool {
+        name: "cargo-fuzz",
+        version: "0.13.2",
+        group: Group::Lint,
+        recipe: Recipe::Cargo { package: "cargo-fuzz", profile: "dev" },
+    },
     // Peers.
     kopia("kopia", "0.22.3", Group::Peers, "kopia", &[(KOPIA_VERSION, "0.22.3")]),
     Tool {
@@ -51,7 +65,7 @@ pub const TOOLS: &[Tool] = &[
         name: "rustic",
         version: "0.11.4",
         group: Group::Long,
-        recipe: Recipe::Cargo { package: "rustic-rs" },
+        recipe: Recipe::Cargo { package: "rustic-rs", profile: "release" },
     },
     Tool {
         name: "fio",
@@ -62,19 +76,6 @@ pub const TOOLS: &[Tool] = &[
     kopia_suite("kopia-suite-runner", "github.com/kopia/kopia/tests/tools/kopiarunner"),
     kopia_suite("kopia-suite-robustness", "github.com/kopia/kopia/tests/robustness/robustness_test"),
     kopia_suite("kopia-suite-recovery", "github.com/kopia/kopia/tests/recovery/recovery_test"),
-    // Checkers of the source.
-    Tool {
-        name: "cargo-deny",
-        version: "0.20.2",
-        group: Group::Lint,
-        recipe: Recipe::Cargo { package: "cargo-deny" },
-    },
-    Tool {
-        name: "cargo-fuzz",
-        version: "0.13.2",
-        group: Group::Lint,
-        recipe: Recipe::Cargo { package: "cargo-fuzz" },
-    },
     // The cluster.
     kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
