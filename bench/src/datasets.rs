@@ -25,6 +25,11 @@ pub enum Dataset {
         /// How many.
         count: u64,
     },
+    /// Text files of many sizes in nested directories, as the sources of an operating system's kernel are.
+    SourceTree {
+        /// How many.
+        count: u64,
+    },
     /// A disk image with few data: stretches of 1 MiB, evenly spread.
     SparseImage {
         /// Its length in MiB.
@@ -41,6 +46,7 @@ impl Dataset {
             Dataset::LargeFile { mebibytes } => format!("one file of {mebibytes} MiB"),
             Dataset::MediumFiles { count } => format!("{count} files of 1 MiB"),
             Dataset::SmallFiles { count } => format!("{count} files of 0.1 to 4 KiB"),
+            Dataset::SourceTree { count } => format!("kernel-like tree of {count} files"),
             Dataset::SparseImage { mebibytes, data } => {
                 format!("image of {mebibytes} MiB with {data} MiB of data")
             }
@@ -58,17 +64,25 @@ impl Dataset {
             Dataset::SmallFiles { count } => {
                 (0..count).try_for_each(|number| grow_small(folder, number, number))
             }
+            Dataset::SourceTree { count } => {
+                (0..count).try_for_each(|number| grow_source(folder, number, number))
+            }
             Dataset::SparseImage { mebibytes, data } => grow_sparse(&folder.join("image"), mebibytes, data),
         }
     }
 
-    /// Changes about one percent of it in place.
-    pub fn change(self, folder: &Path) -> Result<()> {
-        let other = |number: u64| number + (1 << 40);
+    /// Whether most of it is holes.
+    pub fn is_sparse(self) -> bool {
+        matches!(self, Dataset::SparseImage { .. })
+    }
+
+    /// Changes about one percent of it in place, to other bytes in each `round`.
+    pub fn change(self, folder: &Path, round: u64) -> Result<()> {
+        let other = |number: u64| number + ((round + 1) << 40);
         match self {
             Dataset::LargeFile { mebibytes } => {
                 let file = File::options().write(true).open(folder.join("file"))?;
-                overwrite(&file, mebibytes, mebibytes.div_ceil(100))
+                overwrite(&file, mebibytes, mebibytes.div_ceil(100), other(0))
             }
             Dataset::MediumFiles { count } => {
                 (0..count).step_by(100).try_for_each(|number| grow_medium(folder, number, other(number)))
@@ -76,9 +90,12 @@ impl Dataset {
             Dataset::SmallFiles { count } => {
                 (0..count).step_by(100).try_for_each(|number| grow_small(folder, number, other(number)))
             }
+            Dataset::SourceTree { count } => {
+                (0..count).step_by(100).try_for_each(|number| grow_source(folder, number, other(number)))
+            }
             Dataset::SparseImage { mebibytes, data } => {
                 let file = File::options().write(true).open(folder.join("image"))?;
-                overwrite(&file, mebibytes, data.div_ceil(100))
+                overwrite(&file, mebibytes, data.div_ceil(100), other(0))
             }
         }
     }
@@ -102,11 +119,32 @@ fn grow_medium(folder: &Path, number: u64, seed: u64) -> Result<()> {
 
 fn grow_small(folder: &Path, number: u64, seed: u64) -> Result<()> {
     let directory = folder.join((number / 20).to_string());
-    if number.is_multiple_of(20) {
-        fs::create_dir_all(&directory)?;
-    }
+    fs::create_dir_all(&directory)?;
     let length = 100 + Random::new(seed).below(3997) as usize;
     write_noise_of(&directory.join(number.to_string()), seed, length)
+}
+
+/// Sixteen files in a directory, up to four directories deep; half of the files have less than 6 KiB, few have more
+/// than 100.
+fn grow_source(folder: &Path, number: u64, seed: u64) -> Result<()> {
+    const WORDS: [&str; 16] = [
+        "static ", "int ", "struct ", "return ", "if (", ") {\n", "\t", "}\n", "->", "dev", "buf", "0x",
+        "err", "; ", "= ", "len",
+    ];
+    let directory = number / 16;
+    let path =
+        folder.join(format!("{}/{}/{}", directory % 24, directory % 24 / 3 + directory / 300, directory));
+    fs::create_dir_all(&path)?;
+    let mut random = Random::new(seed);
+    let doublings = (0..7).take_while(|_| random.below(100) < 45).count();
+    let length = (1024 + random.below(9 << 10)) << doublings;
+    let mut text = String::with_capacity(length as usize + 16);
+    while (text.len() as u64) < length {
+        let bits = random.below(1 << 48);
+        (0..12).for_each(|word| text.push_str(WORDS[(bits >> (4 * word)) as usize & 15]));
+    }
+    let path = path.join(format!("{number}.c"));
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }
 
 fn write_noise_of(path: &Path, seed: u64, length: usize) -> Result<()> {
@@ -116,12 +154,12 @@ fn write_noise_of(path: &Path, seed: u64, length: usize) -> Result<()> {
 fn grow_sparse(path: &Path, mebibytes: u64, data: u64) -> Result<()> {
     let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
     file.set_len(mebibytes << 20)?;
-    overwrite(&file, mebibytes, data)
+    overwrite(&file, mebibytes, data, mebibytes)
 }
 
 /// Writes `stretches` of 1 MiB, evenly spread over `mebibytes`.
-fn overwrite(file: &File, mebibytes: u64, stretches: u64) -> Result<()> {
-    let mut random = Random::new(mebibytes ^ stretches);
+fn overwrite(file: &File, mebibytes: u64, stretches: u64, seed: u64) -> Result<()> {
+    let mut random = Random::new(seed);
     let mut buffer = vec![0; 1 << 20];
     for number in 0..stretches {
         random.fill(&mut buffer);

@@ -5,14 +5,18 @@
 mod datasets;
 mod index;
 mod kernels;
+mod latency;
 mod peers;
 mod pipeline;
+mod place;
+mod plot;
 mod runs;
 mod table;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use datasets::Dataset;
+use place::Place;
 use std::path::PathBuf;
 
 /// Measure Lifeboat beside kopia.
@@ -33,23 +37,7 @@ enum Command {
         mib: usize,
     },
     /// Whole backups and restores in memory file systems, beside kopia, restic and rustic
-    Runs {
-        /// Size of the single large file in MiB; 0 leaves it out
-        #[arg(long, default_value_t = 2048)]
-        large_mib: u64,
-        /// How many files of 1 MiB
-        #[arg(long, default_value_t = 2000)]
-        medium_files: u64,
-        /// How many files of 100 bytes to 4 KiB
-        #[arg(long, default_value_t = 200_000)]
-        small_files: u64,
-        /// Length of a sparse image in MiB; one in 32 MiB is data
-        #[arg(long, default_value_t = 8192)]
-        sparse_mib: u64,
-        /// How often each run is repeated; the median counts
-        #[arg(long, default_value_t = 3)]
-        repeat: usize,
-    },
+    Runs(RunsArgs),
     /// Opening a repository with millions of contents under a memory limit, beside kopia
     Index {
         /// How many contents
@@ -81,21 +69,60 @@ enum Command {
     },
 }
 
+#[derive(Debug, Args)]
+struct RunsArgs {
+    /// Size of the single large file in MiB; a size of 0 leaves a row out
+    #[arg(long, default_value_t = 2048)]
+    large_mib: u64,
+    /// How many files of 1 MiB
+    #[arg(long, default_value_t = 2000)]
+    medium_files: u64,
+    /// How many files of 100 bytes to 4 KiB
+    #[arg(long, default_value_t = 200_000)]
+    small_files: u64,
+    /// How many files of a tree like the sources of a kernel
+    #[arg(long, default_value_t = 40_000)]
+    tree_files: u64,
+    /// Length of a sparse image in MiB; one in 32 MiB is data
+    #[arg(long, default_value_t = 8192)]
+    sparse_mib: u64,
+    /// Milliseconds that each round trip to an S3 server takes; several, with commas between; 0 leaves S3 out
+    #[arg(long, value_delimiter = ',', default_value = "20")]
+    s3_ms: Vec<u64>,
+    /// Only S3, no repositories in folders
+    #[arg(long)]
+    only_s3: bool,
+    /// How often each run is repeated; the median counts
+    #[arg(long, default_value_t = 3)]
+    repeat: usize,
+    /// The folder that gets the table (runs.md) and the plot (runs.svg)
+    #[arg(long, default_value = "bench")]
+    output: PathBuf,
+}
+
+impl RunsArgs {
+    fn run(&self) -> Result<()> {
+        let sparse = Dataset::SparseImage { mebibytes: self.sparse_mib, data: self.sparse_mib.div_ceil(32) };
+        let wanted = [
+            (self.large_mib, Dataset::LargeFile { mebibytes: self.large_mib }),
+            (self.medium_files, Dataset::MediumFiles { count: self.medium_files }),
+            (self.small_files, Dataset::SmallFiles { count: self.small_files }),
+            (self.tree_files, Dataset::SourceTree { count: self.tree_files }),
+            (self.sparse_mib, sparse),
+        ];
+        let datasets: Vec<_> = wanted.into_iter().filter(|(size, _)| *size > 0).map(|(_, set)| set).collect();
+        let far = self.s3_ms.iter().filter(|ms| **ms > 0).map(|ms| Place::S3 { round_trip: *ms });
+        let near = (!self.only_s3).then_some(Place::Folder);
+        let places: Vec<_> = near.into_iter().chain(far).collect();
+        runs::run(&datasets, &places, self.repeat, &self.output)
+    }
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Kernels => kernels::run(),
         Command::Pipeline { mib } => pipeline::run(mib),
-        Command::Runs { large_mib, medium_files, small_files, sparse_mib, repeat } => {
-            let wanted = [
-                (large_mib, Dataset::LargeFile { mebibytes: large_mib }),
-                (medium_files, Dataset::MediumFiles { count: medium_files }),
-                (small_files, Dataset::SmallFiles { count: small_files }),
-                (sparse_mib, Dataset::SparseImage { mebibytes: sparse_mib, data: sparse_mib.div_ceil(32) }),
-            ];
-            let datasets: Vec<_> =
-                wanted.into_iter().filter(|(size, _)| *size > 0).map(|(_, set)| set).collect();
-            runs::run(&datasets, repeat)
-        }
+        Command::Runs(args) => args.run(),
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
         Command::MakeIndex { path, contents } => index::make(&path, contents),
         Command::LookUp { path, cache, contents, count } => index::look_up(&path, &cache, contents, count),

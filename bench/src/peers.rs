@@ -1,9 +1,11 @@
-//! The programs that are measured side by side: each with a repository of its own in a folder.
+//! The programs that are measured side by side: each with a repository of its own.
 
+use crate::place::{Location, Storage};
 use anyhow::{Context, Result, ensure};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::process;
 use std::ffi::OsStr;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -13,43 +15,54 @@ pub const PASSWORD: &str = "benchmark";
 /// Longer than any run on settable sizes should take.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3600);
 
+/// The names of all programs, ours first.
+pub const NAMES: [&str; 4] = ["lifeboat", "kopia", "restic", "rustic"];
+
 /// A backup program with an empty repository.
 pub trait Peer {
-    /// Its name in tables.
-    fn name(&self) -> &'static str;
     /// The command that backs a directory up.
     fn back_up(&self, source: &Path) -> Command;
-    /// The command that restores the newest snapshot of `source` into an empty directory.
-    fn restore(&self, source: &Path, target: &Path) -> Result<Command>;
+    /// The command that restores the newest snapshot of `source` into an empty directory. Where `sparse`, zeros must
+    /// become holes.
+    fn restore(&self, source: &Path, target: &Path, sparse: bool) -> Result<Command>;
     /// Where its repository is.
-    fn repository(&self) -> &Path;
+    fn location(&self) -> &Location;
 }
 
-/// All of them, ours first, with repositories below `folder`. None of them compresses, so that all do the same work.
-pub fn all(folder: &Path) -> Result<Vec<Box<dyn Peer>>> {
-    Ok(vec![
-        Box::new(Ours::new(folder)?),
-        Box::new(TheirKopia::new(folder)?),
-        Box::new(Restic::new(folder)?),
-        Box::new(Rustic::new(folder)?),
-    ])
+/// The command that installs a program, if it is not installed.
+pub fn missing(name: &str) -> Option<String> {
+    let tool = |name: &str| lifeboat_tools::path(name).err().map(|error| error.to_string());
+    if name == "lifeboat" { None } else { tool(name) }
+}
+
+/// Makes a repository of the program `name`, whose own files go to `folder`. None of the programs compresses, so that
+/// all do the same work.
+pub fn start(name: &str, folder: &Path, storage: &Storage) -> Result<Box<dyn Peer>> {
+    let home = folder.join(format!("{name}-home"));
+    std::fs::create_dir_all(&home).with_context(|| format!("create {}", home.display()))?;
+    let location = storage.location(name)?;
+    Ok(match name {
+        "lifeboat" => Box::new(Ours::new(home, location)?),
+        "kopia" => Box::new(TheirKopia::new(location)?),
+        "restic" => Box::new(Restic::new(home, location)?),
+        _ => Box::new(Rustic::new(home, location)?),
+    })
 }
 
 /// `lifeboat-repo`, built beside this program.
 struct Ours {
     program: PathBuf,
-    folder: PathBuf,
-    repository: PathBuf,
+    home: PathBuf,
+    location: Location,
 }
 
 impl Ours {
-    fn new(folder: &Path) -> Result<Ours> {
+    fn new(home: PathBuf, location: Location) -> Result<Ours> {
         let program = std::env::current_exe()?.with_file_name("lifeboat-repo");
         ensure!(program.exists(), "{} is missing: run `cargo xtask bench`", program.display());
-        let ours =
-            Ours { program, folder: new_folder(folder, "ours-home")?, repository: folder.join("ours") };
-        let mut create = ours.command(["repository", "create", "filesystem", "--path"]);
-        create.arg(&ours.repository);
+        let ours = Ours { program, home, location };
+        let mut create = ours.command(["repository", "create"]);
+        create.args(ours.location.words());
         process::run_ok(create, TIME_LIMIT)?;
         Ok(ours)
     }
@@ -57,25 +70,23 @@ impl Ours {
     fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(&self.program);
         command
+            .env("HOME", &self.home)
             .env("LIFEBOAT_PASSWORD", PASSWORD)
-            .env("LIFEBOAT_CONFIG_PATH", self.folder.join("config"))
+            .env("LIFEBOAT_CONFIG_PATH", self.home.join("config"))
             .args(words);
+        self.location.sign_in(&mut command);
         command
     }
 }
 
 impl Peer for Ours {
-    fn name(&self) -> &'static str {
-        "lifeboat"
-    }
-
     fn back_up(&self, source: &Path) -> Command {
         let mut command = self.command(["snapshot", "create"]);
         command.arg(source);
         command
     }
 
-    fn restore(&self, source: &Path, target: &Path) -> Result<Command> {
+    fn restore(&self, source: &Path, target: &Path, _: bool) -> Result<Command> {
         let mut list = self.command(["snapshot", "list", "--json"]);
         list.arg(source);
         let output = process::run_ok(list, TIME_LIMIT)?;
@@ -86,70 +97,78 @@ impl Peer for Ours {
         Ok(command)
     }
 
-    fn repository(&self) -> &Path {
-        &self.repository
+    fn location(&self) -> &Location {
+        &self.location
     }
 }
 
 struct TheirKopia {
     kopia: Kopia,
-    repository: PathBuf,
+    location: Location,
 }
 
 impl TheirKopia {
-    fn new(folder: &Path) -> Result<TheirKopia> {
-        let (kopia, repository) = (Kopia::new(PASSWORD)?, new_folder(folder, "kopia")?);
-        kopia.create_filesystem(&repository, &[])?;
-        Ok(TheirKopia { kopia, repository })
+    fn new(location: Location) -> Result<TheirKopia> {
+        let mut kopia = Kopia::new(PASSWORD)?;
+        if let Location::Bucket { access_key, secret_key, .. } = &location {
+            kopia.set_env("AWS_ACCESS_KEY_ID", access_key);
+            kopia.set_env("AWS_SECRET_ACCESS_KEY", secret_key);
+        }
+        let words = ["repository", "create"].map(str::to_owned).into_iter();
+        kopia.run(words.chain(location.words()))?;
+        Ok(TheirKopia { kopia, location })
     }
 }
 
 impl Peer for TheirKopia {
-    fn name(&self) -> &'static str {
-        "kopia"
-    }
-
     fn back_up(&self, source: &Path) -> Command {
         let mut command = self.kopia.command(["snapshot", "create", "--no-progress"]);
         command.arg(source);
         command
     }
 
-    fn restore(&self, source: &Path, target: &Path) -> Result<Command> {
+    fn restore(&self, source: &Path, target: &Path, sparse: bool) -> Result<Command> {
         let mut of_source =
             self.kopia.snapshots()?.into_iter().filter(|snapshot| Path::new(&snapshot.source.path) == source);
         let id = of_source.next_back().context("kopia made no snapshot")?.id;
         let mut command = self.kopia.command(["snapshot", "restore", "--no-progress"]);
+        if sparse {
+            command.arg("--write-sparse-files");
+        }
         command.arg(id).arg(target);
         Ok(command)
     }
 
-    fn repository(&self) -> &Path {
-        &self.repository
+    fn location(&self) -> &Location {
+        &self.location
     }
 }
 
 struct Restic {
     program: PathBuf,
-    folder: PathBuf,
-    repository: PathBuf,
+    home: PathBuf,
+    location: Location,
 }
 
 impl Restic {
-    fn new(folder: &Path) -> Result<Restic> {
-        let program = lifeboat_tools::path("restic")?;
-        let restic =
-            Restic { program, folder: new_folder(folder, "restic-home")?, repository: folder.join("restic") };
+    fn new(home: PathBuf, location: Location) -> Result<Restic> {
+        let restic = Restic { program: lifeboat_tools::path("restic")?, home, location };
         process::run_ok(restic.command(["init"]), TIME_LIMIT)?;
         Ok(restic)
     }
 
     fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(&self.program);
+        match &self.location {
+            Location::Folder(path) => command.env("RESTIC_REPOSITORY", path),
+            Location::Bucket { endpoint, bucket, .. } => {
+                command.env("RESTIC_REPOSITORY", format!("s3:http://{endpoint}/{bucket}"))
+            }
+        };
+        self.location.sign_in(&mut command);
         command
             .env("RESTIC_PASSWORD", PASSWORD)
-            .env("RESTIC_REPOSITORY", &self.repository)
-            .env("RESTIC_CACHE_DIR", self.folder.join("cache"))
+            .env("RESTIC_CACHE_DIR", self.home.join("cache"))
             .env("RESTIC_COMPRESSION", "off")
             .arg("--quiet")
             .args(words);
@@ -158,49 +177,64 @@ impl Restic {
 }
 
 impl Peer for Restic {
-    fn name(&self) -> &'static str {
-        "restic"
-    }
-
     fn back_up(&self, source: &Path) -> Command {
         let mut command = self.command(["backup"]);
         command.arg(source);
         command
     }
 
-    fn restore(&self, source: &Path, target: &Path) -> Result<Command> {
+    fn restore(&self, source: &Path, target: &Path, sparse: bool) -> Result<Command> {
         let mut command = self.command(["restore", "latest", "--path"]);
         command.arg(source).arg("--target").arg(target);
+        if sparse {
+            command.arg("--sparse");
+        }
         Ok(command)
     }
 
-    fn repository(&self) -> &Path {
-        &self.repository
+    fn location(&self) -> &Location {
+        &self.location
     }
 }
 
 struct Rustic {
     program: PathBuf,
-    folder: PathBuf,
-    repository: PathBuf,
+    home: PathBuf,
+    location: Location,
 }
 
 impl Rustic {
-    fn new(folder: &Path) -> Result<Rustic> {
-        let program = lifeboat_tools::path("rustic")?;
-        let rustic =
-            Rustic { program, folder: new_folder(folder, "rustic-home")?, repository: folder.join("rustic") };
+    fn new(home: PathBuf, location: Location) -> Result<Rustic> {
+        let rustic = Rustic { program: lifeboat_tools::path("rustic")?, home, location };
+        rustic.write_profile()?;
         process::run_ok(rustic.command(["init", "--set-compression", "0"]), TIME_LIMIT)?;
         Ok(rustic)
+    }
+
+    /// Options of a bucket go by the profile only.
+    fn write_profile(&self) -> Result<()> {
+        let mut profile = "[repository]\n".to_owned();
+        match &self.location {
+            Location::Folder(path) => writeln!(profile, "repository = {:?}", path.display().to_string())?,
+            Location::Bucket { endpoint, bucket, region, access_key, secret_key } => {
+                writeln!(profile, "repository = \"opendal:s3\"\n[repository.options]")?;
+                writeln!(profile, "endpoint = \"http://{endpoint}\"\nbucket = \"{bucket}\"\nroot = \"/\"")?;
+                writeln!(profile, "region = \"{region}\"\naccess_key_id = \"{access_key}\"")?;
+                writeln!(profile, "secret_access_key = \"{secret_key}\"")?;
+            }
+        }
+        let folder = self.home.join(".config/rustic");
+        std::fs::create_dir_all(&folder)?;
+        Ok(std::fs::write(folder.join("rustic.toml"), profile)?)
     }
 
     fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(&self.program);
         command
-            .env("HOME", &self.folder)
+            .env("HOME", &self.home)
+            .env("XDG_CONFIG_HOME", self.home.join(".config"))
             .env("RUSTIC_PASSWORD", PASSWORD)
-            .env("RUSTIC_REPOSITORY", &self.repository)
-            .env("RUSTIC_CACHE_DIR", self.folder.join("cache"))
+            .env("RUSTIC_CACHE_DIR", self.home.join("cache"))
             .args(["--no-progress", "--log-level", "error"])
             .args(words);
         command
@@ -208,30 +242,20 @@ impl Rustic {
 }
 
 impl Peer for Rustic {
-    fn name(&self) -> &'static str {
-        "rustic"
-    }
-
     fn back_up(&self, source: &Path) -> Command {
         let mut command = self.command(["backup"]);
         command.arg(source);
         command
     }
 
-    fn restore(&self, source: &Path, target: &Path) -> Result<Command> {
+    fn restore(&self, source: &Path, target: &Path, _: bool) -> Result<Command> {
         let path = source.to_str().context("the source's path is not valid UTF-8")?;
         let mut command = self.command(["restore"]);
         command.arg(format!("latest:{path}")).arg(target);
         Ok(command)
     }
 
-    fn repository(&self) -> &Path {
-        &self.repository
+    fn location(&self) -> &Location {
+        &self.location
     }
-}
-
-fn new_folder(parent: &Path, name: &str) -> Result<PathBuf> {
-    let path = parent.join(name);
-    std::fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
-    Ok(path)
 }

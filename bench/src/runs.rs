@@ -1,79 +1,83 @@
 //! Whole backups and restores, each as its own process, with time and peak memory, beside peers.
 
 use crate::datasets::Dataset;
-use crate::peers::{self, Peer, TIME_LIMIT};
+use crate::peers::{self, NAMES, Peer, TIME_LIMIT};
+use crate::place::{Location, Place};
+use crate::plot;
 use crate::table::{Table, ratio};
 use anyhow::{Context, Result, ensure};
 use lifeboat_testkit::cgroup::run_limited;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 /// Far more than anybody needs: the group is there to measure, not to limit.
 const NO_LIMIT: u64 = 16 << 30;
+/// Where everything is, so that the disk is not what is measured.
+const MEMORY: &str = "/dev/shm";
+/// Names the folder in memory to the process that measures.
+const FOLDER: &str = "LIFEBOAT_BENCH_FOLDER";
 
 /// What is done with each tree, in this order.
 const OPERATIONS: [&str; 4] = ["backup", "no change", "1 % changed", "restore"];
 
-/// Measures all rows and prints one table. Source, repository and target are in memory, so that the disk is not what is
-/// measured.
-pub fn run(datasets: &[Dataset], repeat: usize) -> Result<()> {
-    let mut table =
-        Table::new(&["run", "lifeboat s (MiB)", "kopia", "restic", "rustic", "× kopia", "× best peer"]);
+/// Measures all rows, and writes and prints one table, and a plot.
+///
+/// Sources, repositories, caches and targets are in memory. Programs take turns: each does all operations on a tree,
+/// then its repository goes, so that the memory has to hold only one.
+pub fn run(datasets: &[Dataset], places: &[Place], repeat: usize, output: &Path) -> Result<()> {
+    let Some(folder) = std::env::var_os(FOLDER) else { return run_in_memory() };
+    let mut rows = Vec::new();
+    let missing: Vec<String> = NAMES.into_iter().filter_map(peers::missing).collect();
     for dataset in datasets {
-        let mut costs: BTreeMap<(usize, &str), Vec<Cost>> = BTreeMap::new();
-        let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
-        for _ in 0..repeat.max(1) {
-            let folder = tempfile::Builder::new().prefix("lifeboat-bench-").tempdir_in("/dev/shm")?;
-            let source = folder.path().join("source");
-            dataset.grow(&source)?;
-            let peers = peers::all(folder.path())?;
-            for (number, what) in OPERATIONS.into_iter().enumerate() {
-                if what == "1 % changed" {
-                    dataset.change(&source)?;
-                }
-                for peer in &peers {
-                    let cost = operate(what, peer.as_ref(), &source, folder.path())
-                        .with_context(|| format!("{}, {what} of {}", peer.name(), dataset.describe()))?;
-                    costs.entry((number, peer.name())).or_default().push(cost);
-                    if what == "backup" {
-                        sizes.insert(peer.name(), folder_bytes(peer.repository())?);
-                    }
-                }
-            }
+        let source = Path::new(&folder).join("source");
+        dataset.grow(&source)?;
+        let mut bench = Bench { dataset: *dataset, source: &source, folder: folder.as_ref(), rounds: 0 };
+        for place in places {
+            rows.extend(bench.measure(*place, repeat.max(1))?);
         }
-        for (number, what) in OPERATIONS.into_iter().enumerate() {
-            let medians: Vec<Cost> = ["lifeboat", "kopia", "restic", "rustic"]
-                .into_iter()
-                .filter_map(|name| costs.get(&(number, name)).map(|costs| median(costs)))
-                .collect();
-            let [ours, kopia, restic, rustic] = medians[..] else { anyhow::bail!("a peer has no figures") };
-            let best = kopia.seconds.min(restic.seconds).min(rustic.seconds);
-            table.row([
-                format!("{what}: {}", dataset.describe()),
-                ours.to_string(),
-                kopia.to_string(),
-                restic.to_string(),
-                rustic.to_string(),
-                ratio(kopia.seconds, ours.seconds),
-                ratio(best, ours.seconds),
-            ]);
-        }
-        let size =
-            |name: &str| sizes.get(name).map_or_else(String::new, |bytes| format!("{} MiB", bytes >> 20));
-        table.row([
-            format!("repository: {}", dataset.describe()),
-            size("lifeboat"),
-            size("kopia"),
-            size("restic"),
-            size("rustic"),
-            String::new(),
-            String::new(),
-        ]);
+        std::fs::remove_dir_all(&source)?;
+        write(&rows, &missing, output)?;
     }
-    table.print();
+    print!("{}", table(&rows));
+    missing.iter().for_each(|hint| println!("{hint}"));
     Ok(())
+}
+
+/// Runs this program again with everything that is temporary in memory, and cleans up after it.
+fn run_in_memory() -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("lifeboat-bench-").tempdir_in(MEMORY)?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1)).env("TMPDIR", folder.path()).env(FOLDER, folder.path());
+    let status = command.status()?;
+    ensure!(status.success(), "the measurement ended with {status}");
+    Ok(())
+}
+
+/// One tree that is measured.
+struct Bench<'a> {
+    dataset: Dataset,
+    source: &'a Path,
+    folder: &'a Path,
+    /// How often the tree was changed.
+    rounds: u64,
+}
+
+/// What all programs took for one thing.
+pub struct Row {
+    /// What was done.
+    pub what: String,
+    /// What it took, in the order of [`NAMES`]; nothing if a program is not installed.
+    pub figures: [Option<Figure>; 4],
+}
+
+/// A figure of a row.
+#[derive(Debug, Clone, Copy)]
+pub enum Figure {
+    /// Of a command.
+    Cost(Cost),
+    /// Of a repository, in bytes.
+    Size(u64),
 }
 
 /// What a command took.
@@ -85,21 +89,122 @@ pub struct Cost {
     pub peak: u64,
 }
 
-impl std::fmt::Display for Cost {
+impl std::fmt::Display for Figure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.2} ({})", self.seconds, self.peak >> 20)
+        match self {
+            Figure::Cost(cost) => write!(f, "{:.2} ({})", cost.seconds, cost.peak >> 20),
+            Figure::Size(bytes) => write!(f, "{} MiB", bytes >> 20),
+        }
     }
 }
 
-fn operate(what: &str, peer: &dyn Peer, source: &Path, folder: &Path) -> Result<Cost> {
-    if what != "restore" {
-        return finish(peer.back_up(source));
+impl Row {
+    /// The seconds of a program.
+    pub fn seconds(&self, number: usize) -> Option<f64> {
+        match self.figures.get(number).copied().flatten()? {
+            Figure::Cost(cost) => Some(cost.seconds),
+            Figure::Size(_) => None,
+        }
     }
-    let target = folder.join(format!("{}-target", peer.name()));
-    let cost = finish(peer.restore(source, &target)?)?;
-    ensure!(folder_bytes(&target)? > 0, "nothing was restored");
-    std::fs::remove_dir_all(&target)?;
-    Ok(cost)
+}
+
+/// The figures of one program on one tree.
+#[derive(Default)]
+struct Figures {
+    costs: [Vec<Cost>; 4],
+    size: Option<u64>,
+}
+
+impl Bench<'_> {
+    /// All operations of all programs on one kind of storage.
+    fn measure(&mut self, place: Place, repeat: usize) -> Result<Vec<Row>> {
+        let mut all: [Option<Figures>; 4] =
+            NAMES.map(|name| peers::missing(name).is_none().then(Figures::default));
+        for _ in 0..repeat {
+            for (name, figures) in NAMES.into_iter().zip(&mut all) {
+                let Some(figures) = figures else { continue };
+                self.measure_program(name, place, figures)?;
+            }
+        }
+        let describe = |what: &str| format!("{what}: {}{}", self.dataset.describe(), place.describe());
+        let mut rows: Vec<Row> = OPERATIONS
+            .into_iter()
+            .enumerate()
+            .map(|(number, what)| {
+                let cost = |figures: &Option<Figures>| {
+                    figures.as_ref().map(|figures| Figure::Cost(median(&figures.costs[number])))
+                };
+                Row { what: describe(what), figures: [0, 1, 2, 3].map(|at| cost(&all[at])) }
+            })
+            .collect();
+        if place == Place::Folder {
+            let size = |figures: &Option<Figures>| figures.as_ref().and_then(|f| f.size).map(Figure::Size);
+            rows.push(Row { what: describe("repository"), figures: [0, 1, 2, 3].map(|at| size(&all[at])) });
+        }
+        Ok(rows)
+    }
+
+    fn measure_program(&mut self, name: &str, place: Place, figures: &mut Figures) -> Result<()> {
+        let folder = tempfile::tempdir_in(self.folder)?;
+        let storage = place.open(folder.path())?;
+        let peer = peers::start(name, folder.path(), &storage)?;
+        for (number, what) in OPERATIONS.into_iter().enumerate() {
+            if what == "1 % changed" {
+                self.dataset.change(self.source, self.rounds)?;
+                self.rounds += 1;
+            }
+            let context = || format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
+            let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(context)?;
+            eprintln!("{}: {}", context(), Figure::Cost(cost));
+            figures.costs[number].push(cost);
+            if let (0, Location::Folder(path)) = (number, peer.location()) {
+                figures.size = Some(folder_bytes(path)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn operate(&self, what: &str, peer: &dyn Peer, folder: &Path) -> Result<Cost> {
+        if what != "restore" {
+            return finish(peer.back_up(self.source));
+        }
+        let target = folder.join("target");
+        let cost = finish(peer.restore(self.source, &target, self.dataset.is_sparse())?)?;
+        let (expected, found) = (folder_bytes(self.source)?, folder_bytes(&target)?);
+        ensure!(expected == found, "{found} bytes were restored, not {expected}");
+        std::fs::remove_dir_all(&target)?;
+        Ok(cost)
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let heads =
+        ["run: s (peak MiB)", "lifeboat", "kopia", "restic", "rustic", "× kopia", "× restic", "× best peer"];
+    let mut table = Table::new(&heads);
+    for row in rows {
+        let figure = |figure: &Option<Figure>| {
+            figure.map_or_else(|| "not installed".to_owned(), |figure| figure.to_string())
+        };
+        let beside = |peer: Option<f64>| {
+            row.seconds(0).zip(peer).map_or_else(String::new, |(ours, theirs)| ratio(theirs, ours))
+        };
+        let best = (1..NAMES.len()).filter_map(|number| row.seconds(number)).min_by(f64::total_cmp);
+        let ratios = [beside(row.seconds(1)), beside(row.seconds(2)), beside(best)];
+        let cells = [row.what.clone()].into_iter().chain(row.figures.iter().map(figure));
+        table.row(cells.chain(ratios));
+    }
+    table
+}
+
+/// Writes what is known so far.
+fn write(rows: &[Row], missing: &[String], output: &Path) -> Result<()> {
+    std::fs::create_dir_all(output).with_context(|| format!("create {}", output.display()))?;
+    let path = |name: &str| -> PathBuf { output.join(name) };
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut text = format!("`cargo xtask bench {}`\n\n{}", words.join(" "), table(rows));
+    missing.iter().for_each(|hint| text.push_str(&format!("\n{hint}\n")));
+    std::fs::write(path("runs.md"), text).context("write the table")?;
+    plot::draw(rows, &path("runs.svg"))
 }
 
 fn median(costs: &[Cost]) -> Cost {

@@ -19,10 +19,13 @@ impl Table {
 
     /// Prints it.
     pub fn print(&self) {
-        for row in &self.rows {
-            println!("| {} |", row.join(" | "));
-        }
-        println!();
+        println!("{self}");
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.rows.iter().try_for_each(|row| writeln!(f, "| {} |", row.join(" | ")))
     }
 }
 
