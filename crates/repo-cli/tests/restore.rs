@@ -188,3 +188,42 @@ fn a_restore_fits_into_a_small_container() {
     let own = limited.peak_own_bytes >> 20;
     assert!(own <= 96, "the restore took {own} MiB");
 }
+
+/// Backs `files` small files up and restores them onto a disk inside of a container of 256 MiB. A file system in
+/// memory would count as memory of the container.
+fn restore_small_files(files: usize) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let ours = Ours::new(PASSWORD).unwrap();
+    ours.create_filesystem(&folder.path().join("repository"), &[]).unwrap();
+    let source = folder.path().join("source");
+    let mut random = Random::new(3);
+    for number in 0..files {
+        let directory = source.join(format!("{}/{}", number / 2000, number / 20));
+        if number % 20 == 0 {
+            fs::create_dir_all(&directory).unwrap();
+        }
+        let length = 100 + random.below(3997) as usize;
+        fs::write(directory.join(number.to_string()), random.bytes(length)).unwrap();
+    }
+    let id = ours.snapshot(&source).unwrap().id;
+    let disk = tempfile::tempdir().unwrap();
+    let target = disk.path().join("target");
+    let limited =
+        run_limited(ours.command(restore(&id, &target, &[])), 256 << 20, Duration::from_secs(3600)).unwrap();
+    assert!(limited.output.status.success(), "{}", String::from_utf8_lossy(&limited.output.stderr));
+    assert_eq!(limited.oom_kills, 0);
+    let own = limited.peak_own_bytes >> 20;
+    assert!(own <= 96, "the restore took {own} MiB");
+    assert_same(&source, &target, Compare::exact()).unwrap();
+}
+
+#[test]
+fn many_small_files_are_restored_inside_a_small_container() {
+    restore_small_files(30_000);
+}
+
+#[test]
+#[ignore = "takes minutes and 15 GB: part of --long"]
+fn a_million_files_are_restored_inside_a_small_container() {
+    restore_small_files(1_000_000);
+}
