@@ -69,7 +69,7 @@ fn port_forward_carries_a_request() {
     let mut forward = cluster.kubectl().command(args).unwrap();
     let mut forward = forward.stdout(Stdio::null()).spawn().unwrap();
     let answer = cluster.in_network(|| {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let mut stream = loop {
             match TcpStream::connect("127.0.0.1:18080") {
                 Ok(stream) => break stream,
