@@ -113,6 +113,7 @@ struct Shared {
     contents: ContentStore,
     objects: Objects,
     manifests: ManifestStore,
+    cache_folder: Option<PathBuf>,
 }
 
 impl Repository {
@@ -177,7 +178,8 @@ impl Repository {
         let objects =
             Objects::new(contents.clone(), splitter, options.budget.clone(), options.runtime.clone());
         let manifests = ManifestStore::new(Arc::new(contents.clone()), options.environment.clone());
-        let shared = Shared { store, format: current, options, contents, objects, manifests };
+        let cache_folder = cache_folder(&options, &*current.get().await);
+        let shared = Shared { store, format: current, options, contents, objects, manifests, cache_folder };
         Ok(Repository { shared: Arc::new(shared) })
     }
 
@@ -229,6 +231,11 @@ impl Repository {
     /// Whether it may be changed.
     pub fn access(&self) -> Access {
         self.shared.options.access
+    }
+
+    /// The folder for local files about this repository, if files are to be kept between runs.
+    pub(crate) fn cache_folder(&self) -> Option<PathBuf> {
+        self.shared.cache_folder.clone()
     }
 
     /// Where background work runs.
@@ -306,7 +313,6 @@ async fn open_contents(
         }
         None => IndexBlobs::Legacy(LegacyIndex::new(store.clone(), sealer.clone())),
     };
-    let folder = |cache: &PathBuf| cache.join(hex::encode(format.unique_id())).join("index");
     let write_permission: Option<Arc<dyn WritePermission>> = match options.access {
         Access::ReadOnly => None,
         Access::ReadWrite => Some(current.clone()),
@@ -319,13 +325,18 @@ async fn open_contents(
         index,
         identity: options.identity.clone(),
         write_permission,
-        cache_folder: options.cache_folder.as_ref().map(folder),
+        cache_folder: cache_folder(options, &format).map(|folder| folder.join("index")),
         budget: options.budget.clone(),
         parallel_puts: options.parallel_puts,
         metadata_cache_bytes: options.metadata_cache_bytes,
         runtime: options.runtime.clone(),
     })
     .await
+}
+
+/// The part of the cache that belongs to the repository.
+fn cache_folder(options: &OpenOptions, format: &Format) -> Option<PathBuf> {
+    options.cache_folder.as_ref().map(|cache| cache.join(hex::encode(format.unique_id())))
 }
 
 fn check_algorithms(create: &CreateOptions) -> Result<()> {

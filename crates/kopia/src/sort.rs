@@ -28,8 +28,8 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A sorter for records with tails of `tail_len` bytes. It draws a 24th of the budget: three of them, the writer's
-    /// half and the cache's eighth leave a quarter for what is being read.
+    /// A sorter for records with tails of `tail_len` bytes. It draws a 24th of the budget: five of them, the writer's
+    /// half and the cache's eighth leave a sixth for what is being read.
     pub(crate) async fn sorter(&self, tail_len: usize) -> Result<Sorter> {
         let bytes = (self.budget.total() / 24).clamp(64 << 10, 32 << 20).min(self.budget.total());
         let memory = self.budget.reserve_async(bytes).await?;

@@ -32,10 +32,15 @@ impl ContentStore {
         let store = self.clone();
         let cut = tokio::task::spawn_blocking(move || store.cut());
         cut.await.map_err(|e| Error::Worker(e.to_string()))?;
+        let mut published = false;
         loop {
             let oldest = writer.state.lock().closing.front().cloned();
             let Some(session) = oldest else { break };
             self.publish(writer, &session).await?;
+            published = true;
+        }
+        if published {
+            self.tend_index().await;
         }
         let mut state = writer.state.lock();
         state.last_flush = self.shared.environment.clock.now();

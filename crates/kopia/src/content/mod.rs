@@ -16,6 +16,7 @@ mod presence;
 mod read;
 mod recover;
 mod session;
+mod tend;
 mod write;
 mod writer;
 

@@ -1,7 +1,7 @@
 //! The index under epochs: which of its blobs are in force, and how a client adds one.
 //!
-//! Clients write index blobs into the current *epoch*; maintenance advances the epoch when enough was written,
-//! merges the blobs of an epoch that nobody can be writing into any more, and from time to time all epochs up to
+//! Clients write index blobs into the current *epoch*. Whoever sees that enough was written advances the epoch and
+//! merges the blobs of one that nobody can be writing into any more; maintenance merges, from time to time, all epochs up to
 //! then into a *range checkpoint*. There are no locks: the rules rest on storage timestamps, on the order of
 //! writes, and on clients never trusting what they know for longer than a fixed time.
 //!

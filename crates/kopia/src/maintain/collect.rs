@@ -154,7 +154,8 @@ impl Session {
         let (delete, undelete) = (survey.amount(Verdict::Delete), survey.amount(Verdict::Undelete));
         tracing::info!(
             snapshots = marks.snapshots.len(),
-            read = marks.nodes,
+            read = marks.read,
+            recalled = marks.recalled,
             %delete,
             %undelete,
             obstacles = obstacles.count,

@@ -1,7 +1,6 @@
 //! The upkeep of the index under epochs: advancing, compacting, and deleting what was replaced; and dropping
 //! deletions by moving the watermark.
 
-use super::packs::delete_all;
 use super::stats::{
     AdvanceEpochStats, CleanupMarkersStats, CleanupSupersededIndexesStats, CompactIndexesStats,
     CompactSingleEpochStats, GenerateRangeCheckpointStats,
@@ -118,9 +117,7 @@ impl Session {
         }
         self.ledger.fence(&self.repository).await?;
         let parallel = usize::try_from(index.parameters().delete_parallelism).unwrap_or(1);
-        let deleted = delete_all(&**self.repository.store(), blobs, parallel).await?;
-        self.report.reclaimed.count += deleted.count;
-        self.report.reclaimed.bytes += deleted.bytes;
+        self.delete_replaced(blobs, parallel).await?;
         index.refresh().await?;
         Ok(())
     }

@@ -4,7 +4,6 @@
 //! enough for everybody to know it, the oldest log first; then the log itself is scheduled for deletion (`l`), and
 //! goes later still. An index blob is always gone before the log that hides it.
 
-use super::packs::delete_all;
 use super::stats::CompactIndexesStats;
 use super::{Done, Result, Session};
 use crate::gojson::GoTime;
@@ -128,9 +127,7 @@ impl Session {
             if inputs.iter().any(|input| in_force.contains(&input.id)) {
                 continue;
             }
-            let deleted = delete_all(&**store, &inputs, 1).await?;
-            self.report.reclaimed.count += deleted.count;
-            self.report.reclaimed.bytes += deleted.bytes;
+            let deleted = self.delete_replaced(&inputs, 1).await?;
             if deleted.count == inputs.len() as u64 {
                 done.push(log.id.to_string());
             }

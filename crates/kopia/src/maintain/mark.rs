@@ -3,12 +3,14 @@
 //! All snapshots are walked at once, level by level from their roots. The nodes of the next level (directories, and
 //! the indexes of large objects) are collected in a [`Sorter`], which also removes the duplicates among them; what an
 //! earlier level has had is looked up in the sorted files of those levels. So a directory is read once however many
-//! snapshots share it, and what is in memory does not depend on how many there are.
+//! snapshots share it, and what is in memory does not depend on how many there are. What an earlier *run* has read is
+//! [recalled](super::recall) from a local file instead, so that only new directories are fetched and taken apart.
 //!
 //! Marking fails closed. Whatever cannot be read or understood becomes an [`Obstacle`], and as long as there is one,
 //! nobody may conclude from what was found that something else is not needed.
 
 use super::expand::{Found, Node, ObjectText, expand, found_entry};
+use super::recall::{Links, Memory, Recall, Shelf};
 use super::regions::{Located, Region, Sealed, is_damage, regions};
 use super::report::{Obstacle, Obstacles};
 use crate::content::ContentStore;
@@ -46,7 +48,9 @@ pub(super) struct Marks {
     /// What could not be read.
     pub(super) obstacles: Obstacles,
     /// How many directories and object indexes were read.
-    pub(super) nodes: u64,
+    pub(super) read: u64,
+    /// How many of them were known from earlier runs.
+    pub(super) recalled: u64,
 }
 
 impl Marks {
@@ -93,20 +97,35 @@ async fn mark_once(repository: &Repository, scratch: &Scratch, parallel: usize) 
         let (id, reason) = (damaged.id.clone(), damaged.error.to_string());
         obstacles.add(Obstacle::Snapshot { id, object: String::new(), reason });
     }
+    let shelf = Shelf::of(repository);
+    let memory = match shelf.clone() {
+        Some(shelf) => blocking(move || shelf.open()).await?,
+        None => None,
+    };
+    let links = match shelf.is_some() {
+        true => Some(Mutex::new(scratch.sorter(0).await?)),
+        false => None,
+    };
     let walk = Walk {
         repository: repository.clone(),
         scratch: scratch.clone(),
         parallel: parallel.max(1),
+        memory,
         finds: Arc::new(Finds {
             snapshots: list.snapshots.iter().map(|snapshot| snapshot.id.clone()).collect(),
             contents: Mutex::new(scratch.sorter(SNAPSHOT).await?),
             nodes: Mutex::new(scratch.sorter(SNAPSHOT).await?),
             obstacles: Mutex::new(obstacles),
+            links,
             read: AtomicU64::new(0),
+            recalled: AtomicU64::new(0),
         }),
     };
     walk.roots(list).await?;
-    walk.levels().await?;
+    let reached = walk.levels().await?;
+    if let Some(shelf) = shelf {
+        walk.remember(shelf, reached).await?;
+    }
     walk.finish().await
 }
 
@@ -117,7 +136,10 @@ struct Finds {
     /// The nodes of the next level.
     nodes: Mutex<Sorter>,
     obstacles: Mutex<Obstacles>,
+    /// What was found where, if that is to be remembered.
+    links: Option<Mutex<Sorter>>,
     read: AtomicU64,
+    recalled: AtomicU64,
 }
 
 impl Finds {
@@ -139,17 +161,32 @@ impl Finds {
 struct Batch<'a> {
     finds: &'a Finds,
     snapshot: u32,
+    /// The node, if what is found in it is to be remembered.
+    links: Option<Links>,
     contents: Vec<ContentId>,
     nodes: Vec<Node>,
 }
 
 impl<'a> Batch<'a> {
+    /// For what is known already.
     fn new(finds: &'a Finds, snapshot: u32) -> Self {
-        Batch { finds, snapshot, contents: Vec::new(), nodes: Vec::new() }
+        Batch { finds, snapshot, links: None, contents: Vec::new(), nodes: Vec::new() }
+    }
+
+    /// For what is found in `node`.
+    fn of(node: &Node, finds: &'a Finds, snapshot: u32) -> Self {
+        finds.read.fetch_add(1, Ordering::Relaxed);
+        let links = finds.links.is_some().then(|| Links::of(&node.key()));
+        Batch { links, ..Batch::new(finds, snapshot) }
     }
 
     fn hand_on(&mut self) -> Result<()> {
         let tail = self.snapshot.to_be_bytes();
+        if let (Some(links), Some(sorter)) = (&self.links, &self.finds.links) {
+            let mut sorter = sorter.lock();
+            self.contents.iter().try_for_each(|content| sorter.push(&links.to_content(content), &[]))?;
+            self.nodes.iter().try_for_each(|node| sorter.push(&links.to_node(node), &[]))?;
+        }
         if !self.contents.is_empty() {
             let mut sorter = self.finds.contents.lock();
             self.contents.drain(..).try_for_each(|content| sorter.push(content.key(), &tail))?;
@@ -163,7 +200,11 @@ impl<'a> Batch<'a> {
 
     /// Hands on what is left, also of a node that turned out to be damaged in the middle.
     fn finish(mut self, outcome: Result<()>) -> Result<()> {
-        self.hand_on().and(outcome)
+        self.hand_on()?;
+        if let (Ok(()), Some(links), Some(sorter)) = (&outcome, &self.links, &self.finds.links) {
+            sorter.lock().push(&links.end(), &[])?;
+        }
+        outcome
     }
 }
 
@@ -197,26 +238,47 @@ struct Level {
     nodes: Merge,
     earlier: Probe,
     fresh: RunWriter,
+    recall: Option<Recall>,
 }
 
 impl Level {
-    fn new(nodes: &Sorted, earlier: &Sorted, scratch: &Scratch) -> Result<Self> {
+    fn new(
+        nodes: &Sorted,
+        earlier: &Sorted,
+        scratch: &Scratch,
+        memory: Option<&Arc<Memory>>,
+    ) -> Result<Self> {
         Ok(Level {
             nodes: nodes.read()?,
             earlier: earlier.probe()?,
             fresh: RunWriter::create(scratch, SNAPSHOT)?,
+            recall: memory.map(Recall::new),
         })
     }
 
-    fn take(&mut self, count: usize) -> Result<Vec<(Node, u32)>> {
+    /// The next nodes that have to be read. What is known of those before and between them is added to `finds`.
+    fn take(&mut self, count: usize, finds: &Finds) -> Result<Vec<(Node, u32)>> {
         let mut taken = Vec::with_capacity(count);
         while taken.len() < count && self.nodes.advance()? {
-            if !self.earlier.contains(self.nodes.key())? {
-                self.fresh.push(self.nodes.key(), self.nodes.tail())?;
-                taken.push((Node::from_key(self.nodes.key())?, number(self.nodes.tail())));
+            if self.earlier.contains(self.nodes.key())? {
+                continue;
+            }
+            self.fresh.push(self.nodes.key(), self.nodes.tail())?;
+            let (node, snapshot) = (Node::from_key(self.nodes.key())?, number(self.nodes.tail()));
+            if !self.recall(&node, snapshot, finds)? {
+                taken.push((node, snapshot));
             }
         }
         Ok(taken)
+    }
+
+    fn recall(&mut self, node: &Node, snapshot: u32, finds: &Finds) -> Result<bool> {
+        let Some(recall) = &mut self.recall else { return Ok(false) };
+        let mut batch = Batch::new(finds, snapshot);
+        let known = recall.expand(node, &mut batch)?;
+        batch.hand_on()?;
+        finds.recalled.fetch_add(u64::from(known), Ordering::Relaxed);
+        Ok(known)
     }
 
     fn finish(self) -> Result<Run> {
@@ -228,6 +290,7 @@ struct Walk {
     repository: Repository,
     scratch: Scratch,
     parallel: usize,
+    memory: Option<Arc<Memory>>,
     finds: Arc<Finds>,
 }
 
@@ -248,30 +311,34 @@ impl Walk {
         blocking(add).await?
     }
 
-    async fn levels(&self) -> Result<()> {
+    /// Goes down level by level; returns all nodes that were reached.
+    async fn levels(&self) -> Result<Sorted> {
         let mut earlier = Sorted::empty(&self.scratch, SNAPSHOT);
         loop {
             let next = self.scratch.sorter(SNAPSHOT).await?;
             let found = std::mem::replace(&mut *self.finds.nodes.lock(), next);
-            let (scratch, known) = (self.scratch.clone(), earlier.clone());
+            let (scratch, known, memory) = (self.scratch.clone(), earlier.clone(), self.memory.clone());
             let start = move || -> Result<Option<Level>> {
                 let nodes = found.finish()?;
-                if nodes.is_empty() { Ok(None) } else { Level::new(&nodes, &known, &scratch).map(Some) }
+                match nodes.is_empty() {
+                    true => Ok(None),
+                    false => Level::new(&nodes, &known, &scratch, memory.as_ref()).map(Some),
+                }
             };
-            let Some(level) = blocking(start).await?? else { return Ok(()) };
+            let Some(level) = blocking(start).await?? else { return Ok(earlier) };
             let run = self.level(level).await?;
             earlier = blocking(move || earlier.add(run).map(|()| earlier)).await??;
             if self.finds.obstacles.lock().count >= MAX_OBSTACLES {
-                return Ok(());
+                return Ok(earlier);
             }
         }
     }
 
     async fn level(&self, mut level: Level) -> Result<Run> {
         loop {
-            let contents = self.repository.contents().clone();
+            let (contents, finds) = (self.repository.contents().clone(), self.finds.clone());
             let take = move || -> Result<_> {
-                let window = level.take(WINDOW)?;
+                let window = level.take(WINDOW, &finds)?;
                 let (placed, others) = place(&contents, window)?;
                 Ok((level, placed, others))
             };
@@ -299,9 +366,8 @@ impl Walk {
         let finds = self.finds.clone();
         let expand_all = move || -> Result<()> {
             for (Placed { node, snapshot, .. }, sealed) in read {
-                let mut batch = Batch::new(&finds, snapshot);
+                let mut batch = Batch::of(&node, &finds, snapshot);
                 let outcome = open(&contents, sealed).and_then(|text| expand(&node, &text[..], &mut batch));
-                finds.read.fetch_add(1, Ordering::Relaxed);
                 finds.settle(snapshot, node.object(), batch.finish(outcome))?;
             }
             Ok(())
@@ -320,13 +386,31 @@ impl Walk {
         let (finds, runtime) = (self.finds.clone(), self.repository.runtime().clone());
         let expand_text = move || -> Result<()> {
             let mut text = ObjectText::new(reader, runtime);
-            let mut batch = Batch::new(&finds, snapshot);
+            let mut batch = Batch::of(&node, &finds, snapshot);
             let outcome = expand(&node, &mut text, &mut batch);
             let outcome = text.failed.take().map_or(outcome, Err);
-            finds.read.fetch_add(1, Ordering::Relaxed);
             finds.settle(snapshot, node.object(), batch.finish(outcome))
         };
         blocking(expand_text).await?
+    }
+
+    /// Remembers what was found for the next run. Without that it only takes longer, so that a failure is no failure.
+    async fn remember(&self, shelf: Shelf, reached: Sorted) -> Result<()> {
+        let Some(links) = &self.finds.links else { return Ok(()) };
+        let (read, recalled) = (&self.finds.read, &self.finds.recalled);
+        let (read, recalled) = (read.load(Ordering::Relaxed), recalled.load(Ordering::Relaxed));
+        let stale = self.memory.as_ref().is_some_and(|memory| memory.nodes > 2 * (read + recalled));
+        if read == 0 && !stale {
+            return Ok(());
+        }
+        let spare = self.scratch.sorter(0).await?;
+        let links = std::mem::replace(&mut *links.lock(), spare);
+        let memory = self.memory.clone();
+        let save = move || shelf.save(&reached, memory.as_ref(), &links.finish()?);
+        if let Err(error) = blocking(save).await? {
+            tracing::warn!(%error, "the next run has to read all directories again");
+        }
+        Ok(())
     }
 
     async fn finish(self) -> Result<Marks> {
@@ -334,8 +418,9 @@ impl Walk {
         let contents = std::mem::replace(&mut *self.finds.contents.lock(), spare);
         let contents = blocking(move || contents.finish()).await??;
         let obstacles = std::mem::take(&mut *self.finds.obstacles.lock());
-        let (snapshots, nodes) = (self.finds.snapshots.clone(), self.finds.read.load(Ordering::Relaxed));
-        Ok(Marks { contents, snapshots, obstacles, nodes })
+        let (snapshots, read) = (self.finds.snapshots.clone(), self.finds.read.load(Ordering::Relaxed));
+        let recalled = self.finds.recalled.load(Ordering::Relaxed);
+        Ok(Marks { contents, snapshots, obstacles, read, recalled })
     }
 }
 

@@ -22,8 +22,10 @@ mod error;
 mod expand;
 mod ledger;
 mod legacy;
+mod locks;
 mod mark;
 mod packs;
+mod recall;
 mod regions;
 mod report;
 mod rewrite;
@@ -73,6 +75,8 @@ pub struct Options {
     pub parallel: usize,
     /// At most so many bytes of each kind of pack are rewritten; the rest is left to later runs.
     pub rewrite_bytes: u64,
+    /// After so long no more contents are rewritten; the rest is left to later runs.
+    pub rewrite_time: Option<SignedDuration>,
     /// For a store that is full: what nothing names any more is deleted before anything is written. Its age is
     /// judged by the newest blob in the store, since only a write would tell the store's time.
     pub free_first: bool,
@@ -85,6 +89,7 @@ impl Default for Options {
             scratch_folder: None,
             parallel: 8,
             rewrite_bytes: u64::MAX,
+            rewrite_time: None,
             free_first: false,
         }
     }

@@ -1,6 +1,7 @@
 //! The tasks `full-delete-blobs` and `quick-delete-blobs`: packs and session markers that nothing names any more leave
 //! the store. This is the only place where data is taken away for good.
 
+use super::locks::Locks;
 use super::mark::blocking;
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
 use super::stats::{DeleteUnreferencedPacksStats, count32};
@@ -44,6 +45,10 @@ struct Survey {
     retained: Amount,
     /// When the last of the retained ones may go.
     release: Timestamp,
+    /// What could go but for its lock.
+    locked: Amount,
+    /// When the last of these locks ends.
+    unlocked: Timestamp,
     /// Packs of living contents that were not listed.
     unlisted: Vec<String>,
 }
@@ -57,6 +62,7 @@ struct Rules {
     session_expiration: SignedDuration,
     /// Sessions that may be alive, and when they last gave a sign of it.
     sessions: Arc<HashMap<SessionId, Timestamp>>,
+    locks: Locks,
 }
 
 impl Rules {
@@ -84,6 +90,7 @@ impl Session {
             min_age: self.safety.min_pack_age,
             session_expiration: self.safety.session_expiration,
             sessions,
+            locks: self.locks()?,
         };
         let survey = self.survey_packs(listed, rules).await?;
         let mut obstacles = self.check_unlisted(survey.unlisted).await?;
@@ -92,11 +99,13 @@ impl Session {
         self.stop_at(obstacles)?;
         let release = self.next_full_after(survey.release);
         self.report.wait(Waiting::UnreferencedBlobs, survey.retained, release);
+        let unlocked = self.next_full_after(survey.unlocked);
+        self.report.wait(Waiting::LockedBlobs, survey.locked, unlocked);
         let mut stats = DeleteUnreferencedPacksStats {
             unreferenced_pack_count: count32(survey.unreferenced.count),
             unreferenced_total_size: survey.unreferenced.bytes,
-            retained_pack_count: count32(survey.retained.count),
-            retained_total_size: survey.retained.bytes,
+            retained_pack_count: count32(survey.retained.count + survey.locked.count),
+            retained_total_size: survey.retained.bytes + survey.locked.bytes,
             ..DeleteUnreferencedPacksStats::default()
         };
         let mut deleted = survey.unreferenced;
@@ -107,7 +116,41 @@ impl Session {
         (stats.deleted_pack_count, stats.deleted_total_size) = (count32(deleted.count), deleted.bytes);
         self.report.reclaimed.count += deleted.count;
         self.report.reclaimed.bytes += deleted.bytes;
-        Done::with(&stats, format!("unused blobs deleted: {deleted}, kept back: {}", survey.retained))
+        let locked = match survey.locked.count {
+            0 => String::new(),
+            _ => format!(", locked: {}", survey.locked),
+        };
+        Done::with(&stats, format!("unused blobs deleted: {deleted}, kept back: {}{locked}", survey.retained))
+    }
+
+    /// Deletes blobs of the index that nothing needs any more, but for those that are locked; returns how much it was.
+    pub(super) async fn delete_replaced(
+        &mut self,
+        blobs: &[BlobMetadata],
+        parallel: usize,
+    ) -> Result<Amount> {
+        let locks = self.locks()?;
+        let (mut held, mut unlocked, mut free) = (Amount::default(), Timestamp::MIN, Vec::new());
+        for blob in blobs {
+            let lock = locks.of(blob.id.as_str(), blob.modified);
+            match lock <= self.start {
+                true => free.push(blob.clone()),
+                false => {
+                    held.add(blob.size);
+                    unlocked = unlocked.max(lock);
+                }
+            }
+        }
+        let (deleted, refused) = delete_all(&**self.repository.store(), free, parallel).await?;
+        if refused.count > 0 {
+            unlocked = unlocked.max(locks.latest(self.start));
+        }
+        let held = Amount { count: held.count + refused.count, bytes: held.bytes + refused.bytes };
+        let unlocked = self.next_full_after(unlocked);
+        self.report.wait(Waiting::LockedBlobs, held, unlocked);
+        self.report.reclaimed.count += deleted.count;
+        self.report.reclaimed.bytes += deleted.bytes;
+        Ok(deleted)
     }
 
     /// The time of the newest blob: the store's clock is at least there.
@@ -281,14 +324,8 @@ impl Session {
                 break;
             }
         }
-        let period = self.format.config().retention()?.map_or(SignedDuration::ZERO, |lock| {
-            SignedDuration::try_from(lock.period).unwrap_or(SignedDuration::MAX)
-        });
-        self.report.wait(
-            Waiting::LockedBlobs,
-            locked,
-            self.start.saturating_add(period).unwrap_or(Timestamp::MAX),
-        );
+        let unlocked = self.next_full_after(self.locks()?.latest(self.start));
+        self.report.wait(Waiting::LockedBlobs, locked, unlocked);
         failed.map_or(Ok(deleted), |error| Err(error.into()))
     }
 }
@@ -301,7 +338,8 @@ impl Survey {
         let mut out = RunWriter::create(scratch, TAIL)?;
         let (mut unreferenced, mut retained, mut unlisted) =
             (Amount::default(), Amount::default(), Vec::new());
-        let mut release = Timestamp::MIN;
+        let mut locked = Amount::default();
+        let (mut release, mut unlocked) = (Timestamp::MIN, Timestamp::MIN);
         let mut blobs = listed.read()?;
         let mut listed_any = blobs.advance()?;
         let mut usages = index.pack_usage()?.peekable();
@@ -327,13 +365,17 @@ impl Survey {
                 }
                 None if listed_any => {
                     let (name, size) = (String::from_utf8_lossy(blobs.key()), size(blobs.tail()));
-                    let free = rules.release(&name, modified(blobs.tail()));
-                    if free <= rules.cutoff {
-                        unreferenced.add(size);
-                        out.push(blobs.key(), blobs.tail())?;
-                    } else {
+                    let written = modified(blobs.tail());
+                    let (free, lock) = (rules.release(&name, written), rules.locks.of(&name, written));
+                    if free > rules.cutoff {
                         retained.add(size);
                         release = release.max(free);
+                    } else if lock > rules.cutoff {
+                        locked.add(size);
+                        unlocked = unlocked.max(lock);
+                    } else {
+                        unreferenced.add(size);
+                        out.push(blobs.key(), blobs.tail())?;
                     }
                     listed_any = blobs.advance()?;
                 }
@@ -342,7 +384,7 @@ impl Survey {
         }
         let mut doomed = Sorted::empty(scratch, TAIL);
         doomed.add(out.finish()?)?;
-        Ok(Survey { doomed, unreferenced, retained, release, unlisted })
+        Ok(Survey { doomed, unreferenced, retained, release, locked, unlocked, unlisted })
     }
 }
 
@@ -367,27 +409,30 @@ fn modified(tail: &[u8]) -> Timestamp {
     Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::MAX)
 }
 
-/// Deletes blobs side by side and returns how much that was. Those under a lock stay.
-pub(super) async fn delete_all(
+/// Deletes blobs side by side; returns how much that was, and how much is under a lock and stays.
+async fn delete_all(
     store: &dyn BlobStore,
-    blobs: &[BlobMetadata],
+    blobs: Vec<BlobMetadata>,
     parallel: usize,
-) -> lifeboat_blobs::Result<Amount> {
-    stream::iter(blobs.to_vec())
+) -> lifeboat_blobs::Result<(Amount, Amount)> {
+    stream::iter(blobs)
         .map(|blob| {
             async move {
                 match store.delete(&blob.id).await {
-                    Ok(()) => Ok(Some(blob.size)),
-                    Err(error) if error.kind() == ErrorKind::Locked => Ok(None),
+                    Ok(()) => Ok((blob.size, true)),
+                    Err(error) if error.kind() == ErrorKind::Locked => Ok((blob.size, false)),
                     Err(error) => Err(error),
                 }
             }
             .boxed()
         })
         .buffer_unordered(parallel.max(1))
-        .try_fold(Amount::default(), |mut amount, size| async move {
-            size.into_iter().for_each(|size| amount.add(size));
-            Ok(amount)
-        })
+        .try_fold(
+            (Amount::default(), Amount::default()),
+            |(mut deleted, mut locked), (size, is_gone)| async move {
+                if is_gone { &mut deleted } else { &mut locked }.add(size);
+                Ok((deleted, locked))
+            },
+        )
         .await
 }

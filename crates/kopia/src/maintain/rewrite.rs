@@ -1,16 +1,21 @@
 //! The tasks `full-rewrite-contents` and `quick-rewrite-contents`: what is left in short packs is gathered in full
 //! ones. The old packs are then named by nothing, and are deleted later.
+//!
+//! Packs are emptied one after the other, the shortest first. Whatever stops it, a limit or a crash, leaves packs that
+//! are empty and packs that are as they were, and the next run goes on with those.
 
 use super::copy::{Copy, copy};
 use super::mark::blocking;
 use super::report::Amount;
 use super::stats::RewriteContentsStats;
 use super::{Done, Result, Session};
-use crate::content::ContentRange;
+use crate::content::{ContentRange, ContentStore};
 use crate::pack::PackKind;
+use crate::sort::{Merge, Sorted, Sorter};
 use jiff::Timestamp;
-use lifeboat_index::{Deleted, IndexEntry, PackName, PackUsage, Snapshot};
-use std::collections::HashSet;
+use lifeboat_index::{ContentId, Deleted, IndexEntry, PackName, PackUsage, Snapshot};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A pack is short if what the index names in it is less than so many percent of the largest pack.
 const SHORT_PERCENT: u64 = 60;
@@ -28,9 +33,9 @@ struct ShortPack {
 
 /// The packs whose contents are to be gathered, the shortest first, up to `limit` bytes of each kind. One pack
 /// alone has nobody to share a new one with.
-fn choose(mut short: Vec<ShortPack>, limit: u64) -> HashSet<PackName> {
+fn choose(mut short: Vec<ShortPack>, limit: u64) -> Vec<PackName> {
     short.sort_by(|a, b| (a.bytes, &a.name).cmp(&(b.bytes, &b.name)));
-    let mut chosen = HashSet::new();
+    let mut chosen = Vec::new();
     for kind in PackKind::ALL {
         let mut total = 0u64;
         let of_kind = short.iter().filter(|pack| pack.kind == kind);
@@ -62,6 +67,69 @@ fn short_packs(index: &Snapshot, kinds: &[PackKind], threshold: u64) -> crate::R
     Ok(short)
 }
 
+/// Finds the contents of these packs and puts them in order of the packs, and of their place in them.
+fn in_order(
+    packs: &[PackName],
+    contents: impl Iterator<Item = crate::Result<IndexEntry>>,
+    mut sorter: Sorter,
+) -> crate::Result<Sorted> {
+    let ranks: HashMap<&PackName, u32> = packs.iter().zip(0..).collect();
+    for entry in contents {
+        let entry = entry?;
+        if let Some(rank) = ranks.get(&entry.pack) {
+            let place = (u64::from(*rank) << 32) | u64::from(entry.pack_offset);
+            sorter.push(&[&place.to_be_bytes(), entry.id.key()].concat(), &[])?;
+        }
+    }
+    sorter.finish()
+}
+
+/// Contents that are rewritten together.
+#[derive(Debug, Default)]
+struct Window {
+    entries: Vec<IndexEntry>,
+    /// Those that have to stay for now.
+    young: Amount,
+    is_last: bool,
+}
+
+impl Window {
+    /// The next contents of `packs`; what has left its pack meanwhile is passed over.
+    fn take(
+        places: &mut Merge,
+        packs: &[PackName],
+        contents: &ContentStore,
+        old: i64,
+    ) -> crate::Result<Window> {
+        let mut window = Window::default();
+        while window.entries.len() < WINDOW {
+            if !places.advance()? {
+                window.is_last = true;
+                break;
+            }
+            let (place, id) = places.key().split_first_chunk().unwrap_or((&[0; 8], &[]));
+            let pack = packs.get((u64::from_be_bytes(*place) >> 32) as usize);
+            let id = ContentId::from_key(id).map_err(|e| crate::Error::Worker(e.to_string()))?;
+            match contents.lookup(&id)?.filter(|entry| Some(&entry.pack) == pack) {
+                Some(entry) if entry.timestamp_seconds <= old => window.entries.push(entry),
+                Some(entry) => window.young.add(entry.packed_length.into()),
+                None => {}
+            }
+        }
+        Ok(window)
+    }
+}
+
+/// What a rewrite has done.
+#[derive(Debug, Default)]
+struct Rewritten {
+    wanted: Amount,
+    written: Amount,
+    retained: Amount,
+    /// Whether time was up before everything was done.
+    stopped: bool,
+}
+
 impl Session {
     /// Rewrites the contents of short packs of these kinds; `None` if there is nothing to do.
     pub(super) async fn rewrite(&mut self, kinds: &'static [PackKind]) -> Result<Option<Done>> {
@@ -75,71 +143,72 @@ impl Session {
         if packs == 0 {
             return Ok(None);
         }
-        let now = self.repository.environment().clock.now();
-        let old =
-            now.saturating_sub(self.safety.min_content_age_for_rewrite).unwrap_or(Timestamp::MIN).as_second();
-        let entries = contents
-            .iterate(ContentRange::All, Deleted::Include)
-            .filter(move |entry| entry.as_ref().map_or(true, |entry| chosen.contains(&entry.pack)));
-        let stats = self.rewrite_all(Box::new(entries), old).await?;
-        if stats.to_rewrite_content_count == 0 {
+        let sorter = self.scratch.sorter(0).await?;
+        let all = contents.iterate(ContentRange::All, Deleted::Include);
+        let chosen = Arc::new(chosen);
+        let packs_in_order = chosen.clone();
+        let places = blocking(move || in_order(&packs_in_order, all, sorter)).await??;
+        let done = self.rewrite_all(chosen, places.read()?).await?;
+        let Rewritten { wanted, written, retained, stopped } = done;
+        if wanted.count == 0 {
             return Ok(None);
         }
-        let rewritten = Amount { count: stats.rewritten_content_count, bytes: stats.rewritten_content_size };
-        let summary = format!("short packs: {packs}, contents moved to new packs: {rewritten}");
+        let stats = RewriteContentsStats {
+            to_rewrite_content_count: wanted.count,
+            to_rewrite_content_size: wanted.bytes,
+            rewritten_content_count: written.count,
+            rewritten_content_size: written.bytes,
+            retained_content_count: retained.count,
+            retained_content_size: retained.bytes,
+        };
+        let rest = if stopped { "; time was up, the rest is left to the next run" } else { "" };
+        let summary = format!("short packs: {packs}, contents moved to new packs: {written}{rest}");
         Done::with(&stats, summary).map(Some)
     }
 
-    async fn rewrite_all(&self, mut entries: Entries, old: i64) -> Result<RewriteContentsStats> {
-        let (mut wanted, mut written, mut retained) =
-            (Amount::default(), Amount::default(), Amount::default());
-        let mut unpublished = 0;
+    async fn rewrite_all(&self, packs: Arc<Vec<PackName>>, mut places: Merge) -> Result<Rewritten> {
+        let begun = self.now();
+        let old = begun
+            .saturating_sub(self.safety.min_content_age_for_rewrite)
+            .unwrap_or(Timestamp::MIN)
+            .as_second();
+        let is_late = |now: Timestamp| {
+            self.options.rewrite_time.is_some_and(|limit| now.duration_since(begun) >= limit)
+        };
+        let (mut done, mut unpublished) = (Rewritten::default(), 0);
         loop {
+            let (contents, packs) = (self.repository.contents().clone(), packs.clone());
             let take = move || -> crate::Result<_> {
-                let (mut window, mut young) = (Vec::new(), Amount::default());
-                while window.len() < WINDOW {
-                    let Some(entry) = entries.next().transpose()? else { break };
-                    match entry.timestamp_seconds <= old {
-                        true => window.push(entry),
-                        false => young.add(entry.packed_length.into()),
-                    }
-                }
-                Ok((entries, window, young))
+                let window = Window::take(&mut places, &packs, &contents, old)?;
+                Ok((places, window))
             };
-            let (same, window, young) = blocking(take).await??;
-            entries = same;
-            retained.count += young.count;
-            retained.bytes += young.bytes;
-            let is_last = window.len() < WINDOW;
-            window.iter().for_each(|entry| wanted.add(entry.packed_length.into()));
+            let (same, window) = blocking(take).await??;
+            places = same;
+            done.retained.count += window.young.count;
+            done.retained.bytes += window.young.bytes;
+            window.entries.iter().for_each(|entry| done.wanted.add(entry.packed_length.into()));
             if !self.options.dry_run {
-                let copied = copy(&self.repository, window, Copy::AsItIs, self.options.parallel).await?;
-                written.count += copied.written.count;
-                written.bytes += copied.written.bytes;
+                let copied =
+                    copy(&self.repository, window.entries, Copy::AsItIs, self.options.parallel).await?;
+                done.written.count += copied.written.count;
+                done.written.bytes += copied.written.bytes;
                 unpublished += copied.written.count;
                 for (content, reason) in copied.damaged {
                     tracing::warn!(%content, reason, "a content cannot be read and stays in its pack");
                 }
-                if is_last || unpublished >= FLUSH_EVERY {
-                    self.repository.flush().await?;
-                    unpublished = 0;
-                }
+            }
+            done.stopped = !window.is_last && is_late(self.now());
+            let is_last = window.is_last || done.stopped;
+            if !self.options.dry_run && (is_last || unpublished >= FLUSH_EVERY) {
+                self.repository.flush().await?;
+                unpublished = 0;
             }
             if is_last {
-                return Ok(RewriteContentsStats {
-                    to_rewrite_content_count: wanted.count,
-                    to_rewrite_content_size: wanted.bytes,
-                    rewritten_content_count: written.count,
-                    rewritten_content_size: written.bytes,
-                    retained_content_count: retained.count,
-                    retained_content_size: retained.bytes,
-                });
+                return Ok(done);
             }
         }
     }
 }
-
-type Entries = Box<dyn Iterator<Item = crate::Result<IndexEntry>> + Send>;
 
 #[cfg(test)]
 mod tests {

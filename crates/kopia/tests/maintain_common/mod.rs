@@ -175,16 +175,24 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety) -> Report
     maintain::run(repository, mode, safety, &Options::default()).await.unwrap()
 }
 
-async fn write_objects(repository: &Repository, data: Vec<Vec<u8>>, prefix: Prefix) -> Vec<ObjectId> {
+async fn write_objects(
+    repository: &Repository,
+    data: Vec<Vec<u8>>,
+    prefix: Prefix,
+) -> lifeboat_kopia::Result<Vec<ObjectId>> {
     let objects = repository.objects().clone();
     let write = move || {
         let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
-        objects.write_many(&data, &WriterOptions { prefix, ..WriterOptions::default() }).unwrap()
+        objects.write_many(&data, &WriterOptions { prefix, ..WriterOptions::default() })
     };
     tokio::task::spawn_blocking(write).await.unwrap()
 }
 
-async fn write_directory(repository: &Repository, mut entries: Vec<DirEntry>, name: &str) -> DirEntry {
+async fn write_directory(
+    repository: &Repository,
+    mut entries: Vec<DirEntry>,
+    name: &str,
+) -> lifeboat_kopia::Result<DirEntry> {
     entries.sort_by(DirEntry::listing_order);
     let (mut writer, mut summary) = (DirWriter::new(), SummaryBuilder::default());
     for entry in &entries {
@@ -193,19 +201,24 @@ async fn write_directory(repository: &Repository, mut entries: Vec<DirEntry>, na
     }
     let summary = summary.build(Timestamp::UNIX_EPOCH, "");
     let listing = writer.finish(&summary).unwrap();
-    let object = write_objects(repository, vec![listing], Prefix::DIRECTORY).await[0];
-    DirEntry {
+    let object = write_objects(repository, vec![listing], Prefix::DIRECTORY).await?[0];
+    Ok(DirEntry {
         name: name.into(),
         entry_type: EntryType::Directory,
         object: object.to_string(),
         summary: Some(summary),
         ..DirEntry::default()
-    }
+    })
 }
 
 /// Writes files and directories; they are published by the next flush.
 pub async fn write_tree(repository: &Repository, files: &Files) -> DirEntry {
-    let objects = write_objects(repository, files.values().cloned().collect(), Prefix::NONE).await;
+    try_write_tree(repository, files).await.unwrap()
+}
+
+/// The same on a store that may fail.
+pub async fn try_write_tree(repository: &Repository, files: &Files) -> lifeboat_kopia::Result<DirEntry> {
+    let objects = write_objects(repository, files.values().cloned().collect(), Prefix::NONE).await?;
     let mut folders: BTreeMap<&str, Vec<DirEntry>> = BTreeMap::new();
     for ((path, data), object) in files.iter().zip(objects) {
         let (folder, name) = path.split_once('/').unwrap_or(("", path));
@@ -219,13 +232,21 @@ pub async fn write_tree(repository: &Repository, files: &Files) -> DirEntry {
     }
     let mut top = folders.remove("").unwrap_or_default();
     for (folder, entries) in folders {
-        top.push(write_directory(repository, entries, folder).await);
+        top.push(write_directory(repository, entries, folder).await?);
     }
     write_directory(repository, top, "root").await
 }
 
 /// Saves a snapshot of a tree; it is published by the next flush.
 pub async fn save_snapshot(repository: &Repository, root: DirEntry) -> ManifestId {
+    try_save_snapshot(repository, root).await.unwrap()
+}
+
+/// The same on a store that may fail.
+pub async fn try_save_snapshot(
+    repository: &Repository,
+    root: DirEntry,
+) -> lifeboat_kopia::Result<ManifestId> {
     let now = repository.environment().clock.now();
     let mut snapshot = SnapshotManifest {
         source: SourceInfo::new("tester", "testhost", "/data"),
@@ -234,7 +255,7 @@ pub async fn save_snapshot(repository: &Repository, root: DirEntry) -> ManifestI
         root_entry: Some(root),
         ..SnapshotManifest::default()
     };
-    snapshot::save(repository.manifests(), &mut snapshot).await.unwrap()
+    snapshot::save(repository.manifests(), &mut snapshot).await
 }
 
 /// Writes a snapshot and saves it; it is published by the next flush.

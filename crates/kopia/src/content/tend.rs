@@ -1,0 +1,39 @@
+//! Keeping the index small while writing: who publishes into an epoch that is full begins the next one, and merges the
+//! blobs of one that is settled. So index blobs do not pile up until somebody runs maintenance.
+
+use super::ContentStore;
+use super::committed::IndexBlobs;
+use crate::Result;
+use crate::epoch::EpochIndex;
+use crate::epoch::names::{self, IndexKind};
+use lifeboat_blobs::BlobId;
+
+impl ContentStore {
+    /// Looks after the index, now that something was published. What was published is safe whatever comes of this, so
+    /// that a failure is no failure of the backup.
+    pub(super) async fn tend_index(&self) {
+        let IndexBlobs::Epochs(index) = self.index_blobs() else { return };
+        // What replaces blobs must hold all that they hold: damage is for repair to deal with.
+        if !self.damaged_index().is_empty() {
+            return;
+        }
+        if let Err(error) = self.tend_epochs(index).await {
+            tracing::warn!(%error, "the index could not be compacted; maintenance will do it");
+        }
+    }
+
+    async fn tend_epochs(&self, index: &EpochIndex) -> Result<()> {
+        let mut state = index.current().await?.state;
+        if state.should_advance(index.parameters()) {
+            let marker = BlobId::new(names::marker(state.write_epoch + 1))?;
+            let options = self.shared.format.put_options();
+            self.shared.store.put(&marker, names::MARKER_CONTENT.into(), &options).await?;
+            state = index.refresh().await?.state;
+        }
+        if let Some((epoch, blobs)) = state.next_to_compact() {
+            self.write_index_set(IndexKind::Single(epoch), &blobs).await?;
+            index.refresh().await?;
+        }
+        Ok(())
+    }
+}
