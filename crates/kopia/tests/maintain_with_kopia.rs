@@ -1,6 +1,9 @@
 //! Maintenance crossed with the real kopia: either side maintains what both have written, and the other agrees.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "common/tree.rs"]
+mod tree;
+
 use lifeboat_blobs::{FsOptions, FsStore};
 use lifeboat_budget::Budget;
 use lifeboat_kopia::content::ClientIdentity;
@@ -10,11 +13,13 @@ use lifeboat_kopia::maintenance::{Params, Task};
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use lifeboat_kopia::verify::{self, VerifyContents, VerifySnapshots};
 use lifeboat_testkit::kopia::Kopia;
+use lifeboat_testkit::tree::Random;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tree::{Files, back_up, read_folder, read_tree};
 
 const PASSWORD: &str = "correct horse";
 const IDENTITY: [&str; 2] = ["--override-hostname=h", "--override-username=u"];
@@ -55,6 +60,11 @@ impl Place {
 
     /// Backs up files of the given seeds from a folder of their own.
     fn snapshot(&self, source: &str, seeds: &[u64]) -> String {
+        self.kopia.snapshot(&self.plant(source, seeds), &[]).unwrap().id
+    }
+
+    /// A folder with files of the given seeds, and nothing else.
+    fn plant(&self, source: &str, seeds: &[u64]) -> PathBuf {
         let folder = self.path(source);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("sub/deep")).unwrap();
@@ -62,7 +72,7 @@ impl Place {
             let place = ["", "sub", "sub/deep"][(*seed % 3) as usize];
             fs::write(folder.join(place).join(format!("f{seed}")), noise(*seed, 150_000)).unwrap();
         }
-        self.kopia.snapshot(&folder, &[]).unwrap().id
+        folder
     }
 
     fn delete(&self, snapshot: &str) {
@@ -212,5 +222,122 @@ async fn as_much_space_is_freed_as_kopia_frees() {
             "version {version}: {we} bytes are left, kopia leaves {they}"
         );
         ours.assert_sound().await;
+    }
+}
+
+/// A repository that is used at random, by kopia and by us.
+struct Rounds {
+    place: Place,
+    random: Random,
+    /// What snapshots hold that were not deleted: their ids, root objects and files.
+    alive: Vec<(String, String, Files)>,
+    log: Vec<String>,
+}
+
+impl Rounds {
+    fn new(version: &str, seed: u64) -> Rounds {
+        let place = Place::new(version);
+        place.kopia.run(["cache", "set", "--max-list-cache-duration=0s"]).unwrap();
+        let log = vec![format!("version {version}, seed {seed}")];
+        Rounds { place, random: Random::new(seed), alive: Vec::new(), log }
+    }
+
+    /// Plays until maintenance ran so often.
+    async fn play(&mut self, maintenances: u64) {
+        let mut ran = 0;
+        while ran < maintenances {
+            match self.random.below(10) {
+                0..=4 => self.snapshot().await,
+                5..=7 if !self.alive.is_empty() => self.delete().await,
+                _ => {
+                    self.maintain().await;
+                    ran += 1;
+                }
+            }
+        }
+    }
+
+    async fn snapshot(&mut self) {
+        let seeds: Vec<u64> = (0..1 + self.random.below(5)).map(|_| self.random.below(40)).collect();
+        let folder = self.place.plant(&format!("source{}", self.random.below(3)), &seeds);
+        let files = read_folder(&folder);
+        let ours = self.random.below(2) == 0;
+        let (id, root) = match ours {
+            true => {
+                let taken = back_up(&self.place.open().await, &folder, None).await;
+                (taken.id.to_string(), taken.root_object().unwrap().to_owned())
+            }
+            false => {
+                let taken = self.place.kopia.snapshot(&folder, &[]).unwrap();
+                (taken.id, taken.root.obj)
+            }
+        };
+        self.log.push(format!("snapshot {id} of {seeds:?}, ours: {ours}"));
+        self.alive.push((id, root, files));
+    }
+
+    async fn delete(&mut self) {
+        let place = self.random.below(self.alive.len() as u64) as usize;
+        let (id, _, _) = self.alive.swap_remove(place);
+        let ours = self.random.below(2) == 0;
+        self.log.push(format!("delete {id}, ours: {ours}"));
+        if ours {
+            let repository = self.place.open().await;
+            repository.manifests().delete(&id.as_str().into()).await.unwrap();
+            repository.close().await.unwrap();
+        } else {
+            self.place.kopia.run(["snapshot", "delete", "--delete", &id]).unwrap();
+        }
+    }
+
+    async fn maintain(&mut self) {
+        // The index counts whole seconds, and only what was deleted before the present one is forgotten.
+        std::thread::sleep(Duration::from_secs(2));
+        let ours = self.random.below(2) == 0;
+        self.log.push(format!("maintenance, ours: {ours}"));
+        match ours {
+            true => drop(maintain(&self.place).await),
+            false => self.place.kopia.full_maintenance().unwrap(),
+        }
+        let repository = self.place.open().await;
+        for (id, root, files) in &self.alive {
+            assert!(read_tree(&repository, root).await == *files, "{id} differs: {:#?}", self.log);
+        }
+        drop(repository);
+        self.place.assert_sound().await;
+    }
+
+    /// Each side ends the same history once; as much is left by either.
+    async fn compare_space(&self) {
+        std::thread::sleep(Duration::from_secs(2));
+        let theirs = self.place.copy();
+        maintain(&self.place).await;
+        theirs.kopia.full_maintenance().unwrap();
+        let (we, they) = (self.place.pack_bytes(), theirs.pack_bytes());
+        // Within 5 %, or the size of a few packs with metadata if hardly anything is left.
+        let slack = (they / 20).max(64_000);
+        assert!(we.abs_diff(they) <= slack, "{we} bytes are left, kopia leaves {they}: {:#?}", self.log);
+        self.place.assert_sound().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_agree_after_random_rounds_of_either() {
+    for (version, seed) in [("1", 1), ("3", 2)] {
+        let mut rounds = Rounds::new(version, seed);
+        rounds.play(3).await;
+        rounds.compare_space().await;
+    }
+}
+
+/// For hours: `LIFEBOAT_SEED` repeats what failed.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes hours; `cargo xtask test --long` runs it"]
+async fn both_agree_after_thousands_of_random_rounds() {
+    let start = std::env::var("LIFEBOAT_SEED").map_or(100, |seed| seed.parse().unwrap());
+    for seed in start..start + 60 {
+        let mut rounds = Rounds::new(["1", "2", "3"][seed as usize % 3], seed);
+        rounds.play(12).await;
+        rounds.compare_space().await;
     }
 }
