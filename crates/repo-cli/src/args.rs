@@ -1,6 +1,7 @@
 //! The command line: Kopia's nouns, verbs and flags, as far as this tool has them.
 
 use crate::commands::index::IndexCommand;
+use crate::commands::maintenance::MaintenanceCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -56,6 +57,9 @@ pub enum Command {
     /// Recover the index of the repository
     #[command(subcommand)]
     Index(IndexCommand),
+    /// Free space, and keep the index small
+    #[command(subcommand)]
+    Maintenance(MaintenanceCommand),
     /// See it work: back up a sample directory, lose it and get it back
     Quickstart(QuickstartArgs),
 }

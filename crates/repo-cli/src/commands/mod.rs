@@ -2,6 +2,7 @@
 
 mod content;
 pub mod index;
+pub mod maintenance;
 mod policy;
 mod quickstart;
 pub mod repair;
@@ -29,6 +30,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Policy(command) => policy::run(&session, command),
         Command::Content(command) => content::run(&session, &command),
         Command::Index(command) => index::run(&session, command),
+        Command::Maintenance(command) => maintenance::run(&session, command),
         Command::Quickstart(_) => Ok(()),
     }
 }
