@@ -6,6 +6,7 @@ mod datasets;
 mod index;
 mod kernels;
 mod latency;
+mod maintenance;
 mod peers;
 mod pipeline;
 mod place;
@@ -16,6 +17,7 @@ mod table;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use datasets::Dataset;
+use maintenance::Size;
 use place::Place;
 use std::path::PathBuf;
 
@@ -46,6 +48,36 @@ enum Command {
         /// The memory limit of our process in MiB
         #[arg(long, default_value_t = 128)]
         limit_mib: u64,
+    },
+    /// Full maintenance after every second snapshot was deleted, under a memory limit, beside kopia
+    Maintenance {
+        /// How many contents; ten million take half an hour and 5 GB
+        #[arg(long, default_value_t = 1_000_000)]
+        contents: u64,
+        /// How many files they belong to
+        #[arg(long, default_value_t = 100_000)]
+        files: u64,
+        /// How many snapshots these are in
+        #[arg(long, default_value_t = 200)]
+        snapshots: u64,
+        /// The memory limit of our process in MiB
+        #[arg(long, default_value_t = 256)]
+        limit_mib: u64,
+        /// Where to put the repositories
+        #[arg(long)]
+        folder: Option<PathBuf>,
+    },
+    /// Used by `maintenance`: make the repository
+    #[command(hide = true)]
+    MakeSnapshots {
+        /// The folder of the repository
+        path: PathBuf,
+        /// How many contents
+        contents: u64,
+        /// How many files
+        files: u64,
+        /// How many snapshots
+        snapshots: u64,
     },
     /// Used by `index`: make the repository
     #[command(hide = true)]
@@ -124,6 +156,12 @@ fn main() -> Result<()> {
         Command::Pipeline { mib } => pipeline::run(mib),
         Command::Runs(args) => args.run(),
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
+        Command::Maintenance { contents, files, snapshots, limit_mib, folder } => {
+            maintenance::run(Size { contents, files, snapshots }, limit_mib, folder)
+        }
+        Command::MakeSnapshots { path, contents, files, snapshots } => {
+            maintenance::make(&path, Size { contents, files, snapshots })
+        }
         Command::MakeIndex { path, contents } => index::make(&path, contents),
         Command::LookUp { path, cache, contents, count } => index::look_up(&path, &cache, contents, count),
     }
