@@ -50,6 +50,10 @@ impl Session {
     /// `generate-epoch-range-index`: all epochs since the last time become one set, if they are enough.
     pub(super) async fn generate_range(&mut self, index: &EpochIndex) -> Result<Done> {
         let state = index.refresh().await?.state;
+        // Blobs of an epoch that is lost may come back. Under a range that was made without them nobody would see them.
+        if !state.holes().is_empty() {
+            return Ok(Done::nothing("no range is made while index blobs of an epoch are missing"));
+        }
         let Some((first, last, blobs)) = state.next_range(index.parameters()) else {
             return Ok(Done::nothing("too few epochs for a range"));
         };
