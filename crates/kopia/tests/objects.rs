@@ -146,6 +146,26 @@ async fn regions_from_many_threads_give_the_same_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_of_regions_is_a_prefix_of_the_object() {
+    let repository = repository("DYNAMIC-128K-BUZHASH", 3).await;
+    let objects = repository.objects().clone();
+    let data = Bytes::from(mixed(3_000_000));
+    let (writing, region) = (objects.clone(), data.clone());
+    let checkpoint = worker(move || {
+        let writer = writing.region_writer(WriterOptions::default());
+        assert_eq!(writer.checkpoint().unwrap(), None);
+        writer.submit(0, &[], region).unwrap();
+        writer.submit_zeros(2, 1_000_000).unwrap();
+        writer.work().unwrap();
+        writer.checkpoint().unwrap().unwrap()
+    })
+    .await;
+    let prefix = objects.read_all(checkpoint, 1 << 30).await.unwrap();
+    assert!(prefix.len() > 2_000_000);
+    assert_eq!(prefix, data[..prefix.len()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn holes_give_the_same_object_as_the_zeros_that_they_stand_for() {
     for splitter in ["DYNAMIC-128K-BUZHASH", "DYNAMIC-128K-RABINKARP", "FIXED-256K"] {
         let repository = repository(splitter, 3).await;
@@ -156,17 +176,28 @@ async fn holes_give_the_same_object_as_the_zeros_that_they_stand_for() {
             let (head, tail) = (noise(1, before), noise(2, after));
             let data = [head.clone(), vec![0; hole], tail.clone()].concat();
             let whole = write(objects, data, 1 << 30, WriterOptions::default()).await;
-            let objects = objects.clone();
-            let sparse = worker(move || {
+            let first_half = hole as u64 / 2;
+            let second_half = hole as u64 - first_half;
+            let (objects, context) = (objects.clone(), format!("{splitter} {before} {hole} {after}"));
+            let (streamed, by_regions) = worker(move || {
                 let mut writer = objects.writer(WriterOptions::default());
                 writer.write(&head).unwrap();
-                writer.write_zeros(hole as u64 / 2).unwrap();
-                writer.write_zeros((hole - hole / 2) as u64).unwrap();
+                writer.write_zeros(first_half).unwrap();
+                writer.write_zeros(second_half).unwrap();
                 writer.write(&tail).unwrap();
-                writer.finish().unwrap()
+                let streamed = writer.finish().unwrap();
+
+                let writer = objects.region_writer(WriterOptions::default());
+                let preceding = [&head[head.len().saturating_sub(64)..], &vec![0; hole.min(64)]].concat();
+                writer.submit(3, &preceding[preceding.len().saturating_sub(64)..], tail.into()).unwrap();
+                writer.submit_zeros(2, second_half).unwrap();
+                writer.submit_zeros(1, first_half).unwrap();
+                writer.submit(0, &[], head.into()).unwrap();
+                (streamed, writer.finish().unwrap())
             })
             .await;
-            assert_eq!(sparse, whole, "{splitter} {before} {hole} {after}");
+            assert_eq!(streamed, whole, "{context}");
+            assert_eq!(by_regions, whole, "{context} by regions");
         }
     }
 }

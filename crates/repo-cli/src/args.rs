@@ -4,7 +4,9 @@ use crate::commands::index::IndexCommand;
 use crate::commands::maintenance::MaintenanceCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 use clap::{Args, Parser, Subcommand};
+use lifeboat_uploader::MAX_CHECKPOINT_INTERVAL;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Back up directories into Kopia-compatible repositories, and get them back.
 #[derive(Debug, Parser)]
@@ -247,20 +249,7 @@ pub struct S3Args {
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
     /// Back up directories
-    Create {
-        /// The directories
-        #[arg(required = true)]
-        sources: Vec<PathBuf>,
-        /// Free text
-        #[arg(long, default_value = "")]
-        description: String,
-        /// How many threads read; 0 is one for each processor
-        #[arg(long, default_value_t = 0)]
-        parallel: usize,
-        /// Output for programs.
-        #[command(flatten)]
-        json: JsonArgs,
-    },
+    Create(CreateSnapshotArgs),
     /// List snapshots
     #[command(visible_alias = "ls")]
     List {
@@ -295,6 +284,33 @@ pub enum SnapshotCommand {
         #[arg(long)]
         delete: bool,
     },
+}
+
+/// What to back up, and how.
+#[derive(Debug, Args)]
+pub struct CreateSnapshotArgs {
+    /// The directories
+    #[arg(required = true)]
+    pub sources: Vec<PathBuf>,
+    /// Free text
+    #[arg(long, default_value = "")]
+    pub description: String,
+    /// How many threads read; 0 is what the policy says, or one for each processor
+    #[arg(long, default_value_t = 0)]
+    pub parallel: usize,
+    /// How often to save what is there so far, such as 10m; at most 45m
+    #[arg(long, value_name = "TIME", default_value = "45m", value_parser = parse_interval)]
+    pub checkpoint_interval: Duration,
+    /// Fail with the first entry that cannot be read
+    #[arg(long)]
+    pub fail_fast: bool,
+    /// Keep only what kopia keeps: no extended attributes, hard links, devices, pipes, sockets, holes, names that
+    /// are not UTF-8
+    #[arg(long)]
+    pub no_extras: bool,
+    /// Output for programs.
+    #[command(flatten)]
+    pub json: JsonArgs,
 }
 
 /// What to restore, and where.
@@ -430,6 +446,14 @@ pub enum ContentCommand {
         #[arg(long)]
         full: bool,
     },
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let time: jiff::SignedDuration = text.parse().map_err(|e| format!("{e}"))?;
+    match Duration::try_from(time) {
+        Ok(interval) if !interval.is_zero() && interval <= MAX_CHECKPOINT_INTERVAL => Ok(interval),
+        _ => Err("an interval of more than nothing and at most 45m is possible".to_owned()),
+    }
 }
 
 /// Where the quick start plays.

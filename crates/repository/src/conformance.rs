@@ -46,6 +46,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a deleted manifest is gone, deleting again is fine", manifest_deletion),
     ("what was flushed is seen by another handle, what was not is not", visibility),
     ("a checkpoint is a readable prefix of the object", checkpoints),
+    ("an object by regions from several threads is the one written in order", regions),
     ("objects are joined without copying", concatenation),
     ("an object is written at offsets from several threads", positional_writes),
     ("unwritten ranges are zeros in a full object", holes),
@@ -279,6 +280,48 @@ fn checkpoints(harness: &dyn Harness) {
     let id = writer.result().unwrap();
     assert!(read(&*repository, &id) == data, "a checkpoint does not disturb the object");
     assert_eq!(id, write(&*repository, &data), "nor its id");
+}
+
+fn regions(harness: &dyn Harness) {
+    const REGION: usize = 1 << 20;
+    let (_, repository) = fresh(harness);
+    let mut data = noise(21, 20_000_000);
+    data[5 * REGION..7 * REGION].fill(0);
+    let options = file_options();
+    let in_order = write(&*repository, &data);
+
+    let writer = repository.new_object_by_regions(&options).unwrap();
+    let count = data.len().div_ceil(REGION);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (writer, data) = (&writer, &data);
+            scope.spawn(move || {
+                for number in (0..count).rev().filter(|number| number % 3 == thread) {
+                    let start = number * REGION;
+                    let region = &data[start..data.len().min(start + REGION)];
+                    let preceding = &data[start.saturating_sub(writer.context())..start];
+                    match region.iter().all(|byte| *byte == 0) {
+                        true => writer.submit_zeros(number as u64, region.len() as u64).unwrap(),
+                        false => writer
+                            .submit(number as u64, preceding, bytes::Bytes::copy_from_slice(region))
+                            .unwrap(),
+                    }
+                    writer.work().unwrap();
+                }
+            });
+        }
+    });
+    assert!(writer.submit(3, &[], bytes::Bytes::new()).is_err(), "a region cannot be submitted twice");
+    let checkpoint = writer.checkpoint().unwrap();
+    assert_eq!(writer.result().unwrap(), in_order);
+    if let Some(prefix) = checkpoint {
+        let prefix = read(&*repository, &prefix);
+        assert_eq!(prefix, data[..prefix.len()]);
+    }
+
+    let incomplete = repository.new_object_by_regions(&options).unwrap();
+    incomplete.submit(1, &[], bytes::Bytes::from_static(b"late")).unwrap();
+    assert!(incomplete.result().is_err(), "an object with a missing region has no id");
 }
 
 fn concatenation(harness: &dyn Harness) {

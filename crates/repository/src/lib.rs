@@ -11,6 +11,7 @@
 
 mod error;
 mod options;
+mod regions;
 mod scatter;
 mod traits;
 
@@ -24,5 +25,6 @@ pub use options::{
 pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
 pub use traits::{
     Features, Id, MaintenanceMode, MaintenanceOutcome, Manifest, ManifestFilter, ManifestMetadata,
-    ObjectReader, ObjectWriter, Readiness, Repository, RepositoryService, WholeObject,
+    ObjectReader, ObjectWriter, Readiness, RegionWriter, Repository, RepositoryService, WholeObject,
+    WrittenBytes,
 };

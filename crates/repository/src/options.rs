@@ -116,4 +116,6 @@ pub struct ObjectWriteOptions {
     pub length: Option<u64>,
     /// Name of a compressor of the engine; empty for none.
     pub compressor: String,
+    /// How the object is cut, by a name of the engine; empty for the repository's own way.
+    pub splitter: String,
 }

@@ -1,8 +1,10 @@
 //! The interface itself.
 
+use crate::regions::InOrder;
 use crate::{
     Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result, ScatterOptions, ScatterTotals, Wanted,
 };
+use bytes::Bytes;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +24,11 @@ impl Id {
     /// The stored form.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The stored form, without a copy.
+    pub fn into_string(self) -> String {
+        self.0
     }
 }
 
@@ -113,6 +120,15 @@ pub struct WholeObject<'a> {
     pub options: &'a ObjectWriteOptions,
 }
 
+/// What an open repository has written since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WrittenBytes {
+    /// Data that was not there before, as it was handed in.
+    pub new: u64,
+    /// Bytes that went to the storage for it.
+    pub stored: u64,
+}
+
 /// What is known about a manifest besides its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestMetadata {
@@ -173,6 +189,11 @@ pub trait Repository: Send + Sync {
         objects.iter().map(write_one).collect()
     }
 
+    /// Starts a new object that is so large that several threads shall work on it.
+    fn new_object_by_regions(&self, options: &ObjectWriteOptions) -> Result<Box<dyn RegionWriter>> {
+        Ok(Box::new(InOrder::new(self.new_object(options)?)))
+    }
+
     /// Joins objects, in order, into one without copying their data.
     fn concatenate(&self, parts: &[Id]) -> Result<Id>;
 
@@ -190,6 +211,11 @@ pub trait Repository: Send + Sync {
 
     /// Makes everything written so far durable, data before what refers to it.
     fn flush(&self) -> Result<()>;
+
+    /// What was written so far, for progress reports; zeros if the engine does not count.
+    fn written(&self) -> WrittenBytes {
+        WrittenBytes::default()
+    }
 
     /// What this engine can do.
     fn features(&self) -> Features;
@@ -236,4 +262,35 @@ pub trait ObjectWriter: Send + Sync {
 
     /// Waits for everything and gives the object's id.
     fn result(self: Box<Self>) -> Result<Id>;
+}
+
+/// Writes one object that several threads feed with regions of it, in any order; the object is the same as if one
+/// [`ObjectWriter`] had been given the regions in order.
+///
+/// A region is kept until all of it is written, and some of it may wait for the next one. Let the [`Bytes`] own what
+/// they were reserved with, submit regions roughly in order, and call [`work`](RegionWriter::work) before waiting for
+/// memory.
+pub trait RegionWriter: Send + Sync {
+    /// How many of the bytes before a region the engine has to see to know where to cut it.
+    fn context(&self) -> usize;
+
+    /// The most bytes of regions that the engine holds back until it has seen what follows them.
+    fn most_held(&self) -> u64;
+
+    /// Adds region `number`, counted from 0. `preceding` are the [`context`](RegionWriter::context) bytes before it,
+    /// or as many as there are. The calling thread works on the object for a while.
+    fn submit(&self, number: u64, preceding: &[u8], region: Bytes) -> Result<()>;
+
+    /// Adds region `number` that is `length` zeros, without anybody having to look at them.
+    fn submit_zeros(&self, number: u64, length: u64) -> Result<()>;
+
+    /// Writes what waits for more of its kind to be written together; frees memory.
+    fn work(&self) -> Result<()>;
+
+    /// An id for a prefix of what was written so far, usable once the repository was flushed; `None` if there is
+    /// none.
+    fn checkpoint(&self) -> Result<Option<Id>>;
+
+    /// Waits for everything and gives the object's id. All regions must have been submitted.
+    fn result(&self) -> Result<Id>;
 }

@@ -89,4 +89,9 @@ impl Error {
     pub(crate) fn file(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
         Error::File { action, path: path.to_path_buf(), source: source.into() }
     }
+
+    /// Whether a file or directory is not there (any more).
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Error::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
 }

@@ -10,13 +10,14 @@ mod backup;
 mod block;
 mod compression;
 mod error;
-mod fsio;
-mod pool;
 mod progress;
 mod restore;
+mod snapshots;
+mod source;
 
-pub use backup::{BackupOptions, back_up};
+pub use backup::{BackupOptions, MAX_CHECKPOINT_INTERVAL, back_up};
 pub use block::{BlockRestoreOptions, BlockRestoreReport, restore_block};
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
 pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};
+pub use snapshots::{apply_retention, find_parents, find_snapshots, save_snapshot};

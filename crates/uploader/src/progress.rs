@@ -15,6 +15,18 @@ pub struct Progress {
     directories: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
+    ignored_errors: AtomicU64,
+    hashed_files: AtomicU64,
+    hashed_bytes: AtomicU64,
+    cached_files: AtomicU64,
+    cached_bytes: AtomicU64,
+    excluded_files: AtomicU64,
+    excluded_bytes: AtomicU64,
+    excluded_directories: AtomicU64,
+    vanished: AtomicU64,
+    changed: AtomicU64,
+    estimated_files: AtomicU64,
+    estimated_bytes: AtomicU64,
 }
 
 /// The counters at one moment.
@@ -24,38 +36,120 @@ pub struct Totals {
     pub files: u64,
     /// Directories done.
     pub directories: u64,
-    /// Bytes of file data read (backup) or written (restore).
+    /// Bytes of file data that are done: of a backup, read or taken over; of a restore, written.
     pub bytes: u64,
     /// Entries that failed.
     pub errors: u64,
+    /// Entries that failed where the policy says to go on without them.
+    pub ignored_errors: u64,
+    /// Of a backup: files and links that were read.
+    pub hashed_files: u64,
+    /// Their bytes, as far as they were read.
+    pub hashed_bytes: u64,
+    /// Of a backup: files and links that were taken over from an earlier snapshot.
+    pub cached_files: u64,
+    /// Their bytes.
+    pub cached_bytes: u64,
+    /// Of a backup: files and links that the policies left out.
+    pub excluded_files: u64,
+    /// Their bytes, as far as they were looked at.
+    pub excluded_bytes: u64,
+    /// Of a backup: directories that the policies left out.
+    pub excluded_directories: u64,
+    /// Of a backup: entries that were gone before they could be read.
+    pub vanished: u64,
+    /// Of a backup: files that were written to while they were read.
+    pub changed: u64,
+    /// How many files and links there will be; 0 while nobody knows.
+    pub estimated_files: u64,
+    /// How many bytes there will be; 0 while nobody knows.
+    pub estimated_bytes: u64,
 }
 
 impl Progress {
     /// The counters now.
     pub fn totals(&self) -> Totals {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
-            files: self.files.load(Ordering::Relaxed),
-            directories: self.directories.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            errors: self.errors.load(Ordering::Relaxed),
+            files: get(&self.files),
+            directories: get(&self.directories),
+            bytes: get(&self.bytes),
+            errors: get(&self.errors),
+            ignored_errors: get(&self.ignored_errors),
+            hashed_files: get(&self.hashed_files),
+            hashed_bytes: get(&self.hashed_bytes),
+            cached_files: get(&self.cached_files),
+            cached_bytes: get(&self.cached_bytes),
+            excluded_files: get(&self.excluded_files),
+            excluded_bytes: get(&self.excluded_bytes),
+            excluded_directories: get(&self.excluded_directories),
+            vanished: get(&self.vanished),
+            changed: get(&self.changed),
+            estimated_files: get(&self.estimated_files),
+            estimated_bytes: get(&self.estimated_bytes),
         }
     }
 
     pub(crate) fn file_done(&self) {
-        self.files.fetch_add(1, Ordering::Relaxed);
+        add(&self.files, 1);
     }
 
     pub(crate) fn directory_done(&self) {
-        self.directories.fetch_add(1, Ordering::Relaxed);
+        add(&self.directories, 1);
     }
 
     pub(crate) fn bytes_done(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        add(&self.bytes, bytes);
     }
 
     pub(crate) fn failed(&self) {
-        self.errors.fetch_add(1, Ordering::Relaxed);
+        add(&self.errors, 1);
     }
+
+    /// Bytes of a file were read.
+    pub(crate) fn hashed(&self, bytes: u64) {
+        add(&self.hashed_bytes, bytes);
+        add(&self.bytes, bytes);
+    }
+
+    /// A file was read to its end.
+    pub(crate) fn file_hashed(&self) {
+        add(&self.hashed_files, 1);
+        add(&self.files, 1);
+    }
+
+    /// A file was taken over.
+    pub(crate) fn cached(&self, bytes: u64) {
+        add(&self.cached_files, 1);
+        add(&self.cached_bytes, bytes);
+        add(&self.files, 1);
+        add(&self.bytes, bytes);
+    }
+
+    pub(crate) fn excluded_file(&self, bytes: u64) {
+        add(&self.excluded_files, 1);
+        add(&self.excluded_bytes, bytes);
+    }
+
+    pub(crate) fn excluded_directory(&self) {
+        add(&self.excluded_directories, 1);
+    }
+
+    pub(crate) fn entry_failed(&self, ignored: bool) {
+        add(if ignored { &self.ignored_errors } else { &self.errors }, 1);
+    }
+
+    pub(crate) fn vanished(&self) {
+        add(&self.vanished, 1);
+    }
+
+    pub(crate) fn changed(&self) {
+        add(&self.changed, 1);
+    }
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
 }
 
 /// Ends a run at the next buffer. Cloning gives another handle to the same switch.

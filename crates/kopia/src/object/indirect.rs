@@ -165,8 +165,9 @@ impl<'de> Visitor<'de> for Entries<'_, '_> {
         let wrong = |text: String| Err(serde::de::Error::custom(text));
         let document = self.0;
         while let Some(DocumentEntry { s, l, o }) = entries.next_element()? {
-            if s != document.end || l == 0 {
-                return wrong(format!("it has a gap, an overlap or an empty part at {s}"));
+            // Parts without bytes are possible: Kopia ends a file whose size is a multiple of 2 GiB with one.
+            if s != document.end {
+                return wrong(format!("it has a gap or an overlap at {s}"));
             }
             match s.checked_add(l).filter(|end| *end <= i64::MAX as u64) {
                 Some(end) => document.end = end,
@@ -197,6 +198,13 @@ mod tests {
         assert_eq!(text, r#"{"l":7616808,"o":"a6d5"},{"s":7616808,"l":8388608,"o":"7ba1"}"#);
         let json = format!("{{\"stream\":\"kopia:indirect\",\"entries\":[{text}]}}\n");
         assert_eq!(parse(json.as_bytes()).unwrap(), entries);
+    }
+
+    #[test]
+    fn a_part_without_bytes_is_no_damage() {
+        let json = r#"{"stream":"kopia:indirect","entries":[{"l":8,"o":"a6d5"},{"s":8,"o":"7ba1"}]}"#;
+        let lengths: Vec<u64> = parse(json.as_bytes()).unwrap().iter().map(|entry| entry.length).collect();
+        assert_eq!(lengths, [8, 0]);
     }
 
     #[test]

@@ -214,6 +214,13 @@ impl Node {
     }
 }
 
+impl From<Policy> for PolicyTree {
+    /// The same policy everywhere.
+    fn from(policy: Policy) -> Self {
+        PolicyTree(Arc::new(Node { policy: Arc::new(policy), defined: true, children: BTreeMap::new() }))
+    }
+}
+
 impl PolicyTree {
     /// The policy in force here.
     pub fn policy(&self) -> &Arc<Policy> {
@@ -225,7 +232,12 @@ impl PolicyTree {
         self.0.defined
     }
 
-    /// The directory `name` in this one.
+    /// Whether nothing below has a policy of its own: then all that is in here has the policy of any one child.
+    pub fn is_leaf(&self) -> bool {
+        self.0.children.is_empty()
+    }
+
+    /// The entry `name` in this directory.
     pub fn child(&self, name: &str) -> PolicyTree {
         let child = self.0.children.get(name).cloned();
         PolicyTree(child.unwrap_or_else(|| Node::inheriting(&self.0.policy)))

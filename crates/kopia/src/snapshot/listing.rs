@@ -3,8 +3,10 @@
 //! Both sides do no input or output themselves. The writer hands out bytes, the parser is fed with bytes, so that
 //! they fit into asynchronous pipelines as well as into plain loops.
 
-use super::{DirEntry, DirSummary};
+use super::{DirEntry, DirSummary, EntryName, EntryType};
 use crate::{Error, Result, gojson};
+use serde::Deserialize;
+use std::borrow::Cow;
 use std::io::Read;
 use std::mem;
 use std::ops::Range;
@@ -15,10 +17,16 @@ const STREAM: &str = "kopia:directory";
 pub const MAX_VALUE_LEN: usize = 64 << 20;
 
 /// Writes a listing byte for byte as Kopia does.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct DirWriter {
     out: Vec<u8>,
+    has_entries: bool,
     last: Option<DirEntry>,
+}
+
+/// Appends an entry as it looks in a listing.
+pub fn encode_entry(entry: &DirEntry, out: &mut Vec<u8>) -> Result<()> {
+    gojson::write(out, entry).map_err(|source| not_encodable(&entry.name.to_string(), &source))
 }
 
 impl DirWriter {
@@ -32,26 +40,40 @@ impl DirWriter {
     /// Names with the replacement character may come in any order: a listing is sorted by the bytes of the files'
     /// real names, which are not known any more when it is written again.
     pub fn push(&mut self, entry: &DirEntry) -> Result<()> {
-        match &self.last {
-            None => self.open(b"["),
-            Some(last) => {
-                let ordered = last.listing_order(entry).is_le();
-                let replaced = last.name.is_replaced() || entry.name.is_replaced();
-                if !ordered && (!replaced || entry.is_dir() && !last.is_dir()) {
-                    let text = format!("entry {:?} of a listing came after {:?}", entry.name, last.name);
-                    return Err(Error::Invalid(text));
-                }
-                self.out.push(b',');
+        if let Some(last) = &self.last {
+            let ordered = last.listing_order(entry).is_le();
+            let replaced = last.name.is_replaced() || entry.name.is_replaced();
+            if !ordered && (!replaced || entry.is_dir() && !last.is_dir()) {
+                let text = format!("entry {:?} of a listing came after {:?}", entry.name, last.name);
+                return Err(Error::Invalid(text));
             }
         }
-        gojson::write(&mut self.out, entry)
-            .map_err(|source| not_encodable(&entry.name.to_string(), &source))?;
+        self.separate();
+        encode_entry(entry, &mut self.out)?;
         self.last = Some(DirEntry {
             name: entry.name.clone(),
             entry_type: entry.entry_type.clone(),
             ..DirEntry::default()
         });
         Ok(())
+    }
+
+    /// Adds entries that were [encoded](encode_entry) before, with commas between them. Their order is the caller's
+    /// affair.
+    pub fn push_encoded(&mut self, entries: &[u8]) {
+        if !entries.is_empty() {
+            self.separate();
+            self.out.extend_from_slice(entries);
+            self.last = None;
+        }
+    }
+
+    /// What goes before the next entry.
+    fn separate(&mut self) {
+        match std::mem::replace(&mut self.has_entries, true) {
+            true => self.out.push(b','),
+            false => self.open(b"["),
+        }
     }
 
     fn open(&mut self, entries: &[u8]) {
@@ -71,9 +93,9 @@ impl DirWriter {
 
     /// Ends the listing and returns the rest of its bytes.
     pub fn finish(mut self, summary: &DirSummary) -> Result<Vec<u8>> {
-        match self.last {
-            None => self.open(b"null"),
-            Some(_) => self.out.push(b']'),
+        match self.has_entries {
+            false => self.open(b"null"),
+            true => self.out.push(b']'),
         }
         self.out.extend_from_slice(b",\"summary\":");
         gojson::write(&mut self.out, summary).map_err(|source| not_encodable("summary", &source))?;
@@ -199,6 +221,18 @@ impl DirParser {
 
     /// The next entry; `None` if more bytes are needed or the listing is at its end.
     pub fn next_entry(&mut self) -> Result<Option<DirEntry>> {
+        let entry = self.next_range()?.map(|range| RawEntry(&self.bytes[range]).parse());
+        entry.transpose().map_err(|reason| self.damaged(reason))
+    }
+
+    /// The same without taking it apart.
+    pub fn next_raw(&mut self) -> Result<Option<RawEntry<'_>>> {
+        let range = self.next_range()?;
+        Ok(range.map(|range| RawEntry(&self.bytes[range])))
+    }
+
+    /// Where in the bytes the next entry lies.
+    fn next_range(&mut self) -> Result<Option<Range<usize>>> {
         if let Some(reason) = &self.broken {
             return Err(self.damaged(reason.clone()));
         }
@@ -206,9 +240,7 @@ impl DirParser {
             match self.step() {
                 Ok(Step::Continue) => {}
                 Ok(Step::NeedBytes) => return Ok(None),
-                Ok(Step::Entry(range)) => {
-                    return parse_json(&self.bytes[range]).map(Some).map_err(|reason| self.damaged(reason));
-                }
+                Ok(Step::Entry(range)) => return Ok(Some(range)),
                 Err(reason) => {
                     self.broken = Some(reason.clone());
                     return Err(self.damaged(reason));
@@ -327,6 +359,52 @@ fn parse_json<T: serde::de::DeserializeOwned>(json: &[u8]) -> std::result::Resul
         .map_err(|source| format!("the directory listing is not understood: {source}"))
 }
 
+/// An entry of a listing as it is written there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawEntry<'a>(&'a [u8]);
+
+/// What it takes to find an entry.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    name: EntryName,
+    #[serde(default, rename = "type")]
+    entry_type: EntryType,
+}
+
+impl<'a> RawEntry<'a> {
+    /// An entry whose JSON was kept.
+    pub fn new(json: &'a [u8]) -> Self {
+        RawEntry(json)
+    }
+
+    /// Its JSON.
+    pub fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Its name, and whether it is a directory; `None` if it is not understood.
+    pub fn head(self) -> Option<(Cow<'a, [u8]>, bool)> {
+        // As Kopia and we write it; no need to parse all of it for that.
+        if let Some(rest) = self.0.strip_prefix(b"{\"name\":\"")
+            && let Some(end) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))
+            && let (name, rest) = rest.split_at(end)
+            && let Some(&[letter, b'"']) =
+                rest.strip_prefix(b"\",\"type\":\"").and_then(|rest| rest.first_chunk::<2>())
+        {
+            return Some((Cow::Borrowed(name), letter == b'd'));
+        }
+        let head: Head = serde_json::from_slice(self.0).ok()?;
+        let is_dir = head.entry_type == EntryType::Directory;
+        Some((Cow::Owned(head.name.as_bytes().to_vec()), is_dir))
+    }
+
+    /// Takes it apart; a text says what is wrong with it.
+    pub fn parse(self) -> std::result::Result<DirEntry, String> {
+        parse_json(self.0)
+    }
+}
+
 /// The entries of a listing that comes from a reader.
 #[derive(Debug)]
 pub struct DirEntries<R> {
@@ -355,10 +433,26 @@ impl<R: Read> DirEntries<R> {
         self.parser.finish()
     }
 
-    fn advance(&mut self) -> Result<Option<DirEntry>> {
+    /// The next entry without taking it apart; the same as the iterator's, and they can be mixed.
+    pub fn next_raw(&mut self) -> Result<Option<RawEntry<'_>>> {
+        let range = self.next_range().transpose()?;
+        Ok(range.map(|range| RawEntry(&self.parser.bytes[range])))
+    }
+
+    fn next_range(&mut self) -> Option<Result<Range<usize>>> {
+        if self.ended {
+            return None;
+        }
+        let next = self.advance();
+        // A listing that is not one ends.
+        self.ended |= matches!(next, Ok(None)) || self.parser.broken.is_some();
+        next.transpose()
+    }
+
+    fn advance(&mut self) -> Result<Option<Range<usize>>> {
         loop {
-            if let Some(entry) = self.parser.next_entry()? {
-                return Ok(Some(entry));
+            if let Some(range) = self.parser.next_range()? {
+                return Ok(Some(range));
             }
             match self.reader.read(&mut self.buffer) {
                 Ok(0) => return Ok(None),
@@ -377,12 +471,12 @@ impl<R: Read> Iterator for DirEntries<R> {
     type Item = Result<DirEntry>;
 
     fn next(&mut self) -> Option<Result<DirEntry>> {
-        if self.ended {
-            return None;
-        }
-        let next = self.advance();
-        // An entry that is not understood is skipped; a listing that is not one ends.
-        self.ended |= matches!(next, Ok(None)) || self.parser.broken.is_some();
-        next.transpose()
+        let range = match self.next_range()? {
+            Ok(range) => range,
+            Err(error) => return Some(Err(error)),
+        };
+        // An entry that is not understood is an error for itself: the next call goes on behind it.
+        let entry = RawEntry(&self.parser.bytes[range]).parse();
+        Some(entry.map_err(|reason| self.parser.damaged(reason)))
     }
 }

@@ -156,6 +156,13 @@ impl SnapshotManifest {
         Ok(labels)
     }
 
+    /// As it is stored: without its id, which is that of the manifest, and with counts that Kopia can read.
+    pub fn for_storage(&self) -> SnapshotManifest {
+        let mut stored = SnapshotManifest { id: ManifestId::default(), ..self.clone() };
+        stored.stats.limit_counts();
+        stored
+    }
+
     /// Adds and removes pins and keeps the list sorted; returns whether it changed.
     pub fn update_pins<'a>(
         &mut self,
@@ -222,9 +229,7 @@ pub async fn save(manifests: &ManifestStore, snapshot: &mut SnapshotManifest) ->
         return Err(Error::Invalid("a snapshot without a root object cannot be saved".to_owned()));
     }
     let labels = snapshot.labels()?;
-    snapshot.id = ManifestId::default();
-    snapshot.stats.limit_counts();
-    snapshot.id = manifests.put(labels, snapshot).await?;
+    snapshot.id = manifests.put(labels, &snapshot.for_storage()).await?;
     Ok(snapshot.id.clone())
 }
 

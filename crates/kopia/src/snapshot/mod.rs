@@ -13,7 +13,7 @@ pub use entry::{DirEntry, EntryType, entry_time};
 pub use extras::{
     DeviceNumber, ExactTime, Extras, HardLink, Hole, Holes, SpecialKind, XattrName, listed_name,
 };
-pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN};
+pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN, RawEntry, encode_entry};
 pub use manifest::{
     DamagedSnapshot, IncompleteReason, SNAPSHOT_TYPE, SnapshotList, SnapshotManifest, Stats, list, load,
     previous, save, update,

@@ -83,6 +83,12 @@ impl SummaryBuilder {
         }
     }
 
+    /// Counts the entries that another builder has counted: those of another part of the same directory.
+    pub fn add_part(&mut self, part: &SummaryBuilder) {
+        self.entries += part.entries;
+        self.add_below(&part.totals);
+    }
+
     /// Counts an entry that is not in the listing because it failed.
     pub fn add_failure(&mut self, path: impl Into<String>, error: impl Into<String>, ignored: bool) {
         let count = if ignored { &mut self.totals.ignored_errors } else { &mut self.totals.failed };

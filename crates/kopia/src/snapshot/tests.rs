@@ -66,6 +66,34 @@ fn a_listing_of_kopia_is_reproduced_byte_for_byte() {
 }
 
 #[test]
+fn raw_entries_are_the_bytes_of_a_listing_and_give_it_back() {
+    let (found, summary) = entries(KOPIA_LISTING.as_bytes()).unwrap();
+    let mut reader = DirEntries::new("kroot", KOPIA_LISTING.as_bytes());
+    let mut writer = DirWriter::new();
+    for entry in &found {
+        let raw = reader.next_raw().unwrap().unwrap();
+        let (name, is_dir) = raw.head().unwrap();
+        assert_eq!((&*name, is_dir), (entry.name.as_bytes(), entry.is_dir()));
+        assert_eq!(raw.parse().unwrap(), *entry);
+        writer.push_encoded(raw.bytes());
+    }
+    assert_eq!(reader.next_raw().unwrap(), None);
+    let written = writer.finish(&summary.unwrap()).unwrap();
+    assert_eq!(String::from_utf8(written).unwrap(), KOPIA_LISTING);
+}
+
+#[test]
+fn the_head_of_a_raw_entry_does_not_depend_on_the_order_of_its_members() {
+    let listing = br#"{"stream":"kopia:directory","entries":[{"type":"d","name":"a\u0062"},{"name":"c","type":"f","x":1},5]}"#;
+    let mut reader = DirEntries::new("kroot", &listing[..]);
+    let mut heads = Vec::new();
+    while let Some(raw) = reader.next_raw().unwrap() {
+        heads.push(raw.head().map(|(name, is_dir)| (name.into_owned(), is_dir)));
+    }
+    assert_eq!(heads, [Some((b"ab".to_vec(), true)), Some((b"c".to_vec(), false)), None]);
+}
+
+#[test]
 fn the_entries_of_a_listing_of_kopia_mean_what_they_should() {
     let (found, _) = entries(KOPIA_LISTING.as_bytes()).unwrap();
     let get = |name: &str| found.iter().find(|entry| entry.name == *name).unwrap();
@@ -113,6 +141,23 @@ fn an_entry_looks_as_specified() {
         r#"{"name":"hello.txt","type":"f","mode":"0644","size":5,"mtime":"2026-08-19T08:00:00.123456789Z","uid":1000,"gid":1000,"obj":"bc2cf927f9ed52cc29116e6a5cfdbdf9"}"#
     );
     assert_eq!(gojson::to_string(&DirEntry::default()).unwrap(), r#"{"obj":""}"#);
+}
+
+#[test]
+fn a_summary_of_parts_is_the_summary_of_the_whole() {
+    let (found, _) = entries(KOPIA_LISTING.as_bytes()).unwrap();
+    let (mut whole, mut parts) = (SummaryBuilder::default(), SummaryBuilder::default());
+    for half in found.chunks(4) {
+        let mut part = SummaryBuilder::default();
+        for entry in half {
+            whole.add(entry);
+            part.add(entry);
+        }
+        part.add_failure(half[0].name.to_string(), "gone", true);
+        whole.add_failure(half[0].name.to_string(), "gone", true);
+        parts.add_part(&part);
+    }
+    assert_eq!(parts.build(time("2026-08-19T08:00:00Z"), ""), whole.build(time("2026-08-19T08:00:00Z"), ""));
 }
 
 #[test]

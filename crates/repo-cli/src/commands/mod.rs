@@ -1,6 +1,7 @@
 //! One module for each noun.
 
 mod content;
+mod create;
 pub mod index;
 pub mod maintenance;
 mod policy;

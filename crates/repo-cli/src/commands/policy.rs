@@ -48,6 +48,12 @@ pub fn effective(session: &Session, repository: &Repository, source: &SourceInfo
     Ok(policies.effective(source)?.0)
 }
 
+/// The policies in force for a source and for what is below it.
+pub fn tree(session: &Session, repository: &Repository, source: &SourceInfo) -> Result<policy::PolicyTree> {
+    let policies = session.wait(PolicySet::load(repository.manifests()))?;
+    Ok(policies.tree(source)?)
+}
+
 fn policy_target(session: &Session, target: Option<&Path>, global: bool) -> Result<SourceInfo> {
     match target {
         Some(path) => source_of(&session.connection()?, path),

@@ -11,7 +11,7 @@ use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_kopia::snapshot::{self, SourceInfo};
 use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_uploader::{BackupOptions, Cancel, Progress, RestoreOptions, back_up};
+use lifeboat_uploader::{BackupOptions, Cancel, Progress, RestoreOptions, back_up, find_parents};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,16 +93,22 @@ impl Story {
         let started = Instant::now();
         let before = self.repository.contents().totals();
         let path = self.volume.to_str().context("the folder's name is not valid UTF-8")?;
+        let interface = KopiaRepository::new(self.repository.clone());
+        let source = SourceInfo::new("you", "quickstart", path);
+        let parents = find_parents(&interface, &source)?;
         let options = BackupOptions {
             path: self.volume.clone(),
-            source: SourceInfo::new("you", "quickstart", path),
-            policy: Policy::defaults(),
+            source,
+            policies: Policy::defaults().into(),
+            parents,
             description: "quick start".to_owned(),
+            extras: true,
+            checkpoint_interval: None,
+            fail_fast: true,
             threads: 0,
             budget: self.budget.clone(),
         };
         let progress = Progress::default();
-        let interface = KopiaRepository::new(self.repository.clone());
         let mut manifest = back_up(&interface, &options, &progress, &Cancel::default())?;
         runtime.block_on(snapshot::save(self.repository.manifests(), &mut manifest))?;
         runtime.block_on(self.repository.flush())?;

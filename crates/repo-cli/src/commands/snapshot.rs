@@ -1,22 +1,17 @@
 //! `snapshot`: create, list, restore, verify, delete.
 
-use super::{bytes, policy, restore, source_of};
+use super::{bytes, create, restore, source_of};
 use crate::args::SnapshotCommand;
 use crate::session::Session;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use lifeboat_kopia::manifest::ManifestId;
 use lifeboat_kopia::snapshot::{self, SnapshotManifest};
 use lifeboat_kopia::verify::{self, VerifySnapshots};
-use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_uploader::{BackupOptions, Cancel, Progress, back_up};
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::Path;
 
 pub fn run(session: &Session, command: SnapshotCommand) -> Result<()> {
     match command {
-        SnapshotCommand::Create { sources, description, parallel, json } => {
-            sources.iter().try_for_each(|source| create(session, source, &description, parallel, json.json))
-        }
+        SnapshotCommand::Create(args) => create::run(session, &args),
         SnapshotCommand::List { source, all, manifest_id, json } => {
             list(session, source.as_deref(), all, manifest_id, json.json)
         }
@@ -28,47 +23,8 @@ pub fn run(session: &Session, command: SnapshotCommand) -> Result<()> {
     }
 }
 
-fn create(session: &Session, path: &Path, description: &str, threads: usize, json: bool) -> Result<()> {
-    let started = Instant::now();
-    let connection = session.connection()?;
-    let source = source_of(&connection, path)?;
-    let repository = session.open()?;
-    let options = BackupOptions {
-        path: PathBuf::from(&source.path),
-        policy: policy::effective(session, &repository, &source)?,
-        source: source.clone(),
-        description: description.to_owned(),
-        threads,
-        budget: session.budget().clone(),
-    };
-    eprintln!("Snapshotting {source} ...");
-    let progress = Progress::default();
-    let interface = KopiaRepository::new(repository.clone());
-    let mut manifest = back_up(&interface, &options, &progress, &Cancel::default())
-        .with_context(|| format!("snapshot of {} failed", path.display()))?;
-    let id = session.wait(snapshot::save(repository.manifests(), &mut manifest))?;
-    session.wait(repository.clone().close())?;
-    if json {
-        println!("{}", to_json(&manifest, &id)?);
-        return Ok(());
-    }
-    let (totals, written) = (progress.totals(), repository.contents().totals());
-    let root = manifest.root_object().unwrap_or_default();
-    let seconds = started.elapsed().as_secs();
-    eprintln!("Created snapshot with root {root} and ID {id} in {seconds}s");
-    println!(
-        "{} files, {} directories, {}; {} new, {} stored",
-        totals.files,
-        totals.directories,
-        bytes(totals.bytes),
-        bytes(written.new_bytes),
-        bytes(written.uploaded_bytes)
-    );
-    Ok(())
-}
-
 /// A snapshot as Kopia prints it: with its id, which is empty in storage.
-fn to_json(manifest: &SnapshotManifest, id: &ManifestId) -> Result<String> {
+pub(super) fn to_json(manifest: &SnapshotManifest, id: &ManifestId) -> Result<String> {
     let with_id = SnapshotManifest { id: id.clone(), ..manifest.clone() };
     Ok(lifeboat_kopia::gojson::to_string(&with_id)?)
 }

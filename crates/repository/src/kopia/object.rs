@@ -1,11 +1,14 @@
 //! Objects: the engine's writers and readers as movers see them.
 
 use crate::{
-    AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter, Result,
+    AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter,
+    RegionWriter, Result,
 };
+use bytes::Bytes;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::object::{self, ObjectId, Objects, PositionalOptions, PositionalWriter, WriterOptions};
 use lifeboat_primitives::compress::Compressor;
+use lifeboat_primitives::splitter::{SplitterAlgorithm, WINDOW};
 use std::io::{Read, Seek, SeekFrom};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -41,7 +44,14 @@ pub(super) fn writer_options(options: &ObjectWriteOptions) -> Result<WriterOptio
                 .map_err(|error| Error::from_source(ErrorKind::InvalidInput, error))?,
         ),
     };
-    Ok(WriterOptions { prefix, compression, metadata_compression: Some(METADATA_COMPRESSOR), splitter: None })
+    let splitter = match options.splitter.as_str() {
+        "" => None,
+        name => Some(
+            SplitterAlgorithm::from_name(name)
+                .map_err(|error| Error::from_source(ErrorKind::InvalidInput, error))?,
+        ),
+    };
+    Ok(WriterOptions { prefix, compression, metadata_compression: Some(METADATA_COMPRESSOR), splitter })
 }
 
 /// Starts an object.
@@ -98,6 +108,54 @@ impl ObjectWriter for Streamed {
     }
 
     fn result(self: Box<Self>) -> Result<Id> {
+        Ok(id_of(self.writer.finish()?))
+    }
+}
+
+/// Starts an object that several threads work on.
+pub(super) fn new_region_writer(
+    objects: &Objects,
+    options: &ObjectWriteOptions,
+) -> Result<Box<dyn RegionWriter>> {
+    if options.access_mode == AccessMode::Block || options.parent.is_some() {
+        return Err(invalid("an object by regions is written in full, without a parent: use block access"));
+    }
+    let options = writer_options(options)?;
+    let most_held = options.splitter.unwrap_or(objects.splitter()).max_size() as u64;
+    Ok(Box::new(Regions { writer: objects.region_writer(options), most_held }))
+}
+
+struct Regions {
+    writer: object::RegionWriter,
+    most_held: u64,
+}
+
+impl RegionWriter for Regions {
+    fn context(&self) -> usize {
+        WINDOW
+    }
+
+    fn most_held(&self) -> u64 {
+        self.most_held
+    }
+
+    fn submit(&self, number: u64, preceding: &[u8], region: Bytes) -> Result<()> {
+        Ok(self.writer.submit(number, preceding, region)?)
+    }
+
+    fn submit_zeros(&self, number: u64, length: u64) -> Result<()> {
+        Ok(self.writer.submit_zeros(number, length)?)
+    }
+
+    fn work(&self) -> Result<()> {
+        Ok(self.writer.work()?)
+    }
+
+    fn checkpoint(&self) -> Result<Option<Id>> {
+        Ok(self.writer.checkpoint()?.map(id_of))
+    }
+
+    fn result(&self) -> Result<Id> {
         Ok(id_of(self.writer.finish()?))
     }
 }

@@ -1,10 +1,11 @@
 //! An open Kopia repository as movers see it.
 
-use super::object::{Reader, Waiter, new_writer, object_id, writer_options};
+use super::object::{Reader, Waiter, new_region_writer, new_writer, object_id, writer_options};
 use super::scatter;
 use crate::{
     AccessMode, Error, ErrorKind, Features, Id, Manifest, ManifestFilter, ManifestMetadata, ObjectReader,
-    ObjectWriteOptions, ObjectWriter, Repository, Result, ScatterOptions, ScatterTotals, Wanted, WholeObject,
+    ObjectWriteOptions, ObjectWriter, RegionWriter, Repository, Result, ScatterOptions, ScatterTotals,
+    Wanted, WholeObject, WrittenBytes,
 };
 use jiff::Timestamp;
 use lifeboat_kopia::manifest::{self, ManifestId, TYPE_LABEL};
@@ -71,6 +72,10 @@ impl Repository for KopiaRepository {
         Ok(ids)
     }
 
+    fn new_object_by_regions(&self, options: &ObjectWriteOptions) -> Result<Box<dyn RegionWriter>> {
+        new_region_writer(self.inner.objects(), options)
+    }
+
     fn concatenate(&self, parts: &[Id]) -> Result<Id> {
         let parts = parts.iter().map(object_id).collect::<Result<Vec<_>>>()?;
         let objects = self.inner.objects();
@@ -107,6 +112,11 @@ impl Repository for KopiaRepository {
         Ok(self.runtime().block_on(self.inner.flush())?)
     }
 
+    fn written(&self) -> WrittenBytes {
+        let totals = self.inner.contents().totals();
+        WrittenBytes { new: totals.new_bytes, stored: totals.uploaded_bytes }
+    }
+
     fn features(&self) -> Features {
         Features { concatenate: true, concurrent_write_at: true, clone_parent_ranges: true, checkpoint: true }
     }
@@ -125,7 +135,8 @@ impl Repository for KopiaRepository {
 }
 
 fn same_kind(a: &ObjectWriteOptions, b: &ObjectWriteOptions) -> bool {
-    (a.prefix, &a.compressor, a.access_mode) == (b.prefix, &b.compressor, b.access_mode)
+    (a.prefix, &a.compressor, &a.splitter, a.access_mode)
+        == (b.prefix, &b.compressor, &b.splitter, b.access_mode)
 }
 
 fn manifest_id(id: &Id) -> ManifestId {

@@ -1,0 +1,565 @@
+//! Files and links of a directory, many at a time: unchanged ones are taken over, small ones read and written
+//! together, large ones handed on.
+
+use super::directory::{Directory, DirectorySupply, Open, Part};
+use super::large::{Gathering, LargeFile, LargeSpec};
+use super::{Room, Run};
+use crate::compression::compressor_for;
+use crate::source::{Kind, SourceDir, changed, extras_of, extras_of_open, holes_of, is_sparse};
+use crate::{Error, Result};
+use jiff::Timestamp;
+use lifeboat_kopia::policy::Policy;
+use lifeboat_kopia::snapshot::{
+    DirEntry, EntryType, Extras, GoMode, Holes, RawEntry, encode_entry, entry_time,
+};
+use lifeboat_repository::{AccessMode, BackupMode, DataType, ObjectWriteOptions, WholeObject};
+use rustix::fs::{FileType, Stat};
+use std::ffi::{CStr, CString};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Names of files in a directory, and what its parents say about them.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    text: Vec<u8>,
+    items: Vec<Item>,
+    /// For each item and parent, where in the text the parent's entry is.
+    previous: Vec<Option<Range<usize>>>,
+    extras_until: Vec<Option<Timestamp>>,
+}
+
+#[derive(Debug)]
+struct Item {
+    kind: Kind,
+    /// With the NUL behind it.
+    name: Range<usize>,
+    /// The name in the listing, if it is another one.
+    listed: Option<Range<usize>>,
+}
+
+/// A directory to be opened.
+#[derive(Debug)]
+pub(super) struct Child {
+    pub(super) name: CString,
+    pub(super) listed: Vec<u8>,
+    /// What each parent says about it.
+    pub(super) previous: Vec<Option<Vec<u8>>>,
+    pub(super) extras_until: Vec<Option<Timestamp>>,
+}
+
+impl DirectorySupply {
+    /// Takes the next name, that of a directory.
+    pub(super) fn next_directory(&mut self, open: &SourceDir) -> Result<Child> {
+        let mut child = Child {
+            name: CString::default(),
+            listed: Vec::new(),
+            previous: Vec::with_capacity(self.parents.len()),
+            extras_until: self.parents.iter().map(|parent| parent.extras_until).collect(),
+        };
+        if let Some(name) = self.names.peek() {
+            child.name = name.as_c_str().to_owned();
+            child.listed = name.listed.to_vec();
+        }
+        for parent in &mut self.parents {
+            let mut json = Vec::new();
+            child.previous.push(parent.find(true, &child.listed, &mut json).then_some(json));
+        }
+        self.names.advance().map_err(|e| Error::file("list", &open.path, e))?;
+        Ok(child)
+    }
+}
+
+impl Batch {
+    /// Takes up to `most` names of files.
+    pub(super) fn take(supply: &mut DirectorySupply, most: usize, open: &SourceDir) -> Result<Batch> {
+        let extras_until = supply.parents.iter().map(|parent| parent.extras_until).collect();
+        let mut batch = Batch { extras_until, ..Batch::default() };
+        while batch.items.len() < most {
+            let Some(name) = supply.names.peek() else { break };
+            let text = &mut batch.text;
+            let start = text.len();
+            text.extend_from_slice(name.with_nul);
+            let own = start..text.len();
+            let listed = match name.listed == &name.with_nul[..name.with_nul.len() - 1] {
+                true => None,
+                false => {
+                    text.extend_from_slice(name.listed);
+                    Some(own.end..text.len())
+                }
+            };
+            for parent in &mut supply.parents {
+                let start = text.len();
+                let found = parent.find(false, name.listed, text);
+                batch.previous.push(found.then_some(start..text.len()));
+            }
+            batch.items.push(Item { kind: name.kind, name: own, listed });
+            supply.names.advance().map_err(|e| Error::file("list", &open.path, e))?;
+        }
+        Ok(batch)
+    }
+
+    fn name(&self, item: &Item) -> &CStr {
+        CStr::from_bytes_until_nul(&self.text[item.name.clone()]).unwrap_or_default()
+    }
+
+    fn listed(&self, item: &Item) -> &[u8] {
+        let own = item.name.start..item.name.end - 1;
+        &self.text[item.listed.clone().unwrap_or(own)]
+    }
+
+    /// Which parents know the item `number`, where in the text their entries are, and how long their extras are true.
+    fn previous(
+        &self,
+        number: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Option<Timestamp>)> + use<'_> {
+        let count = self.extras_until.len();
+        let known = self.previous[number * count..][..count].iter().zip(&self.extras_until);
+        let known = known.enumerate();
+        known.filter_map(|(parent, (range, until))| range.clone().map(|range| (parent, range, *until)))
+    }
+}
+
+/// What became of an item so far.
+enum Outcome {
+    /// It is not in the listing.
+    Absent,
+    /// It is as in a parent: where in the batch its JSON is.
+    Same(Range<usize>),
+    Entry(Box<DirEntry>),
+    /// It waits to be written: where in the room it is, and with which options.
+    Read(Box<DirEntry>, Range<usize>, usize),
+    Large(usize),
+}
+
+/// The work on one batch.
+pub(super) struct FileWork<'r, 'a> {
+    run: &'r Run<'a>,
+    directory: &'r Arc<Directory>,
+    slot: u64,
+    part: Part,
+    outcomes: Vec<Outcome>,
+    /// How files are written, by compressor and splitter; nearly always one.
+    options: Vec<ObjectWriteOptions>,
+    gathering: Option<Arc<Gathering>>,
+    json: Vec<u8>,
+}
+
+impl<'r, 'a> FileWork<'r, 'a> {
+    pub(super) fn new(run: &'r Run<'a>, directory: &'r Arc<Directory>, slot: u64) -> Self {
+        FileWork {
+            run,
+            directory,
+            slot,
+            part: Part::default(),
+            outcomes: Vec::new(),
+            options: Vec::new(),
+            gathering: None,
+            json: Vec::new(),
+        }
+    }
+
+    /// Backs the batch up.
+    pub(super) fn back_up(mut self, batch: &Batch, room: &mut Room) -> Result<()> {
+        for (number, item) in batch.items.iter().enumerate() {
+            self.run.check()?;
+            let outcome = match self.examine(batch, number, item, room) {
+                Err(error @ Error::File { .. }) => {
+                    self.failed(batch, item, &error)?;
+                    Outcome::Absent
+                }
+                outcome => outcome?,
+            };
+            if matches!(outcome, Outcome::Absent) && batch.previous(number).next().is_some() {
+                self.part.same = false;
+            }
+            self.outcomes.push(outcome);
+        }
+        self.write(room)?;
+        self.finish(batch)
+    }
+
+    fn failed(&mut self, batch: &Batch, item: &Item, error: &Error) -> Result<()> {
+        let path = self.directory.join(batch.listed(item));
+        if error.is_not_found() {
+            // It was there a moment ago. That it is not in the snapshot is right.
+            self.run.vanished(&path);
+            return Ok(());
+        }
+        let policy = self.policy_of(batch.listed(item));
+        let ignored = policy.error_handling.ignore_file_errors.unwrap_or(false);
+        self.run.entry_failed(&path, error, ignored)?;
+        self.part.add_failure(&path, error, ignored);
+        Ok(())
+    }
+
+    fn policy_of(&self, listed: &[u8]) -> Arc<Policy> {
+        let policies = &self.directory.policies;
+        match policies.is_leaf() {
+            true => policies.policy().clone(),
+            false => policies.child(&String::from_utf8_lossy(listed)).policy().clone(),
+        }
+    }
+
+    fn examine(&mut self, batch: &Batch, number: usize, item: &Item, room: &mut Room) -> Result<Outcome> {
+        let (run, directory) = (self.run, self.directory);
+        let (name, listed) = (batch.name(item), batch.listed(item));
+        let ignore = &directory.ignore;
+        if ignore.has_rules() && ignore.leaves_out(&directory.join(listed), false) {
+            run.progress.excluded_file(0);
+            return Ok(Outcome::Absent);
+        }
+        // Without a parent a file has to be opened anyway: then it is examined only once.
+        let is_known = batch.previous(number).next().is_some();
+        let (opened, stat) = match item.kind {
+            Kind::File if !is_known => {
+                let (file, stat) = directory.open.open_file(name)?;
+                (Some(file), stat)
+            }
+            _ => (None, directory.open.stat(name)?),
+        };
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if ignore.is_too_large(size) || ignore.is_elsewhere(stat.st_dev, directory.device) {
+            run.progress.excluded_file(size);
+            return Ok(Outcome::Absent);
+        }
+        let kind = Kind::of(FileType::from_raw_mode(stat.st_mode));
+        if kind == Kind::Special && !run.options.extras {
+            return self.unknown_type(name, listed);
+        }
+        let mut entry = head_entry(name, listed, &stat, run.options.extras);
+        if let Some(outcome) = self.reuse(batch, number, name, &stat, &entry)? {
+            return Ok(outcome);
+        }
+        match kind {
+            Kind::File => {
+                let (file, stat) = match opened {
+                    Some(file) => (file, stat),
+                    None => {
+                        let (file, stat) = directory.open.open_file(name)?;
+                        entry = head_entry(name, listed, &stat, run.options.extras);
+                        (file, stat)
+                    }
+                };
+                self.read_file(file, name, &stat, entry, room)
+            }
+            Kind::Symlink => {
+                self.add_extras(&mut entry, name, &stat, Holes::default())?;
+                let target = directory.open.read_link(name)?;
+                entry.size = target.len() as u64;
+                self.make_room(room, target.len())?;
+                let place = room.push(&target);
+                Ok(Outcome::Read(Box::new(entry), place, self.options_for("", "")))
+            }
+            Kind::Special => {
+                self.add_extras(&mut entry, name, &stat, Holes::default())?;
+                entry.object = run.empty_object()?;
+                run.progress.file_hashed();
+                Ok(self.entry_done(entry, false))
+            }
+            Kind::Directory => Err(Error::file("back up", &directory.open.join(name), changed())),
+        }
+    }
+
+    /// A device, pipe or socket where extras are not kept: the policy says what becomes of it.
+    fn unknown_type(&mut self, name: &CStr, listed: &[u8]) -> Result<Outcome> {
+        if self.policy_of(listed).error_handling.ignore_unknown_types.unwrap_or(true) {
+            return Ok(Outcome::Absent);
+        }
+        let reason = std::io::Error::other("it is neither a file nor a directory nor a link");
+        Err(Error::file("back up", &self.directory.open.join(name), reason))
+    }
+
+    fn entry_done(&mut self, entry: DirEntry, same: bool) -> Outcome {
+        self.part.summary.add(&entry);
+        self.part.same &= same;
+        Outcome::Entry(Box::new(entry))
+    }
+
+    fn add_extras(&self, entry: &mut DirEntry, name: &CStr, stat: &Stat, holes: Holes) -> Result<()> {
+        if self.run.options.extras {
+            let extras = extras_of(&self.directory.open, name, stat, self.run.device)?;
+            set_extras(entry, Extras { holes, ..extras });
+        }
+        Ok(())
+    }
+
+    /// The holes of a file that is not open.
+    fn find_holes(&self, name: &CStr, stat: &Stat) -> Result<Holes> {
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !self.run.options.extras || !is_file || !is_sparse(stat) {
+            return Ok(Holes::default());
+        }
+        let (file, stat) = self.directory.open.open_file(name)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        holes_of(file.as_fd(), size, &self.directory.open.join(name))
+    }
+
+    /// Takes an entry over from a parent if what Kopia looks at (type, size, time, mode, owner) is the same.
+    fn reuse(
+        &mut self,
+        batch: &Batch,
+        number: usize,
+        name: &CStr,
+        stat: &Stat,
+        entry: &DirEntry,
+    ) -> Result<Option<Outcome>> {
+        self.json.clear();
+        for (parent, range, extras_until) in batch.previous(number) {
+            let json = &batch.text[range.clone()];
+            if entry.extras.is_none() {
+                if self.json.is_empty() {
+                    encode_entry(entry, &mut self.json)?;
+                }
+                if is_unchanged(json, &self.json, self.run.options.extras, stat, extras_until) {
+                    self.run.progress.cached(entry.size);
+                    self.part.summary.add(entry);
+                    self.part.same &= parent == 0;
+                    return Ok(Some(Outcome::Same(range)));
+                }
+            }
+            let Ok(previous) = RawEntry::new(json).parse() else { continue };
+            if is_same_state(&previous, entry) {
+                let mut renewed = DirEntry { object: previous.object, ..entry.clone() };
+                // Nothing was written to the file, so its holes are where they were.
+                let holes = match extras_until {
+                    Some(_) => previous.extras.map(|extras| extras.holes).unwrap_or_default(),
+                    None => self.find_holes(name, stat)?,
+                };
+                self.add_extras(&mut renewed, name, stat, holes)?;
+                self.run.progress.cached(entry.size);
+                self.json.clear();
+                encode_entry(&renewed, &mut self.json)?;
+                let same = parent == 0 && self.json == json;
+                return Ok(Some(self.entry_done(renewed, same)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a small file into the room, or starts on a large one.
+    fn read_file(
+        &mut self,
+        file: OwnedFd,
+        name: &CStr,
+        stat: &Stat,
+        mut entry: DirEntry,
+        room: &mut Room,
+    ) -> Result<Outcome> {
+        let run = self.run;
+        let path = || self.directory.open.join(name);
+        if run.options.extras {
+            let mut extras = extras_of_open(file.as_fd(), path, stat, run.device)?;
+            if is_sparse(stat) {
+                extras.holes = holes_of(file.as_fd(), entry.size, &path())?;
+            }
+            set_extras(&mut entry, extras);
+        }
+        if let Some(object) = run.links.find(&entry) {
+            entry.object = object;
+            run.progress.cached(entry.size);
+            return Ok(self.entry_done(entry, false));
+        }
+        let listed = entry.name.to_string();
+        let policy = self.policy_of(entry.name.as_bytes());
+        let compressor = compressor_for(&policy.compression, &listed, entry.size);
+        let options = self.options_for(compressor, &policy.splitter.algorithm);
+        if entry.size > room.small_file() {
+            let path = path();
+            return self.start_large(file, path, stat, entry, options, &policy);
+        }
+        let wanted = entry.size as usize;
+        // One byte more than there should be, to see in the same call whether there is more.
+        self.make_room(room, wanted + 1)?;
+        let mut place = room.read(&file, wanted + 1).map_err(|e| Error::file("read", &path(), e))?;
+        if place.len() != wanted {
+            run.changed(&self.directory.join(entry.name.as_bytes()));
+            // What was there when it was opened is the state that its time belongs to.
+            place.end = place.end.min(place.start + wanted);
+        }
+        entry.size = place.len() as u64;
+        Ok(Outcome::Read(Box::new(entry), place, options))
+    }
+
+    fn make_room(&mut self, room: &mut Room, wanted: usize) -> Result<()> {
+        if room.left() < wanted { self.write(room) } else { Ok(()) }
+    }
+
+    fn options_for(&mut self, compressor: &str, splitter: &str) -> usize {
+        let same =
+            |options: &ObjectWriteOptions| options.compressor == compressor && options.splitter == splitter;
+        if let Some(known) = self.options.iter().position(same) {
+            return known;
+        }
+        self.options.push(ObjectWriteOptions {
+            data_type: DataType::Data,
+            access_mode: AccessMode::File,
+            backup_mode: BackupMode::Full,
+            compressor: compressor.to_owned(),
+            splitter: splitter.to_owned(),
+            ..ObjectWriteOptions::default()
+        });
+        self.options.len() - 1
+    }
+
+    fn start_large(
+        &mut self,
+        file: OwnedFd,
+        path: PathBuf,
+        stat: &Stat,
+        entry: DirEntry,
+        options: usize,
+        policy: &Policy,
+    ) -> Result<Outcome> {
+        let (directory, slot) = (self.directory, self.slot);
+        let gathering = self.gathering.get_or_insert_with(|| {
+            let gathering = Arc::new(Gathering::new(directory.clone(), slot));
+            directory.note(slot, Open::Files(Arc::downgrade(&gathering)));
+            gathering
+        });
+        let place = gathering.expect();
+        let options = ObjectWriteOptions {
+            full_path: directory.join(entry.name.as_bytes()),
+            ..self.options[options].clone()
+        };
+        let part_size = policy.upload.parallel_upload_above_size;
+        let what = LargeSpec {
+            result: (gathering.clone(), place),
+            file,
+            path,
+            stat: *stat,
+            entry,
+            options,
+            part_size: part_size.and_then(|size| u64::try_from(size).ok()).filter(|size| *size > 0),
+            ignore_errors: policy.error_handling.ignore_file_errors.unwrap_or(false),
+        };
+        let file = Arc::new(LargeFile::new(what));
+        gathering.note(&file);
+        self.run.schedule.push_large(file);
+        self.run.limit_large_files()?;
+        Ok(Outcome::Large(place))
+    }
+
+    /// Writes what was read into the room, and empties it.
+    fn write(&mut self, room: &mut Room) -> Result<()> {
+        let waiting = self.outcomes.iter().filter_map(|outcome| match outcome {
+            Outcome::Read(_, place, options) => {
+                Some(WholeObject { data: room.get(place), options: &self.options[*options] })
+            }
+            _ => None,
+        });
+        let objects: Vec<_> = waiting.collect();
+        if !objects.is_empty() {
+            let mut ids = self.run.repository.write_objects(&objects)?.into_iter();
+            self.part.same = false;
+            for outcome in &mut self.outcomes {
+                if let Outcome::Read(entry, ..) = outcome {
+                    entry.object = ids.next().ok_or(Error::Worker)?.into_string();
+                    self.run.progress.hashed(entry.size);
+                    self.run.progress.file_hashed();
+                    self.run.links.remember(entry);
+                    self.part.summary.add(entry);
+                    *outcome = Outcome::Entry(std::mem::take(entry));
+                }
+            }
+        }
+        room.clear();
+        Ok(())
+    }
+
+    /// Puts everything together in order.
+    fn finish(mut self, batch: &Batch) -> Result<()> {
+        let mut part = std::mem::take(&mut self.part);
+        for outcome in std::mem::take(&mut self.outcomes) {
+            match outcome {
+                Outcome::Absent | Outcome::Read(..) => {}
+                Outcome::Same(range) => part.add_json(&batch.text[range]),
+                Outcome::Entry(entry) => {
+                    self.json.clear();
+                    encode_entry(&entry, &mut self.json)?;
+                    part.add_json(&self.json);
+                }
+                Outcome::Large(place) => {
+                    if let Some(gathering) = &self.gathering {
+                        gathering.put_before(place, std::mem::take(&mut part));
+                    }
+                }
+            }
+        }
+        match self.gathering.take() {
+            Some(gathering) => gathering.close(self.run, part),
+            None => self.directory.complete(self.run, self.slot, part),
+        }
+    }
+}
+
+/// Whether the parent's entry `json` can be taken over as it is for a file whose entry, without object and extras, is
+/// `head`.
+fn is_unchanged(
+    json: &[u8],
+    head: &[u8],
+    with_extras: bool,
+    stat: &Stat,
+    extras_until: Option<Timestamp>,
+) -> bool {
+    // The object is empty and the last member of `head`: what follows its first quote is `"}`.
+    let (before_object, end) = head.split_at(head.len().saturating_sub(2));
+    let Some(rest) = json.strip_prefix(before_object) else { return false };
+    match with_extras {
+        // Everything that changes extras changes this time as well, and nobody can set it.
+        true => extras_until.is_some_and(|until| change_time(stat) < until),
+        // The object, and nothing behind it.
+        false => rest.strip_suffix(end).is_some_and(|object| !object.contains(&b'"')),
+    }
+}
+
+/// Whether a file is, by Kopia's rule, still as it was. Special files are files without bytes, so that one that became
+/// another kind has the same data.
+fn is_same_state(previous: &DirEntry, entry: &DirEntry) -> bool {
+    previous.entry_type == entry.entry_type
+        && previous.size == entry.size
+        && previous.file_time() == entry.file_time()
+        && previous.mode == entry.mode
+        && (previous.uid, previous.gid) == (entry.uid, entry.gid)
+}
+
+/// Sets the extras of an entry that may have a name or a time among them already.
+pub(super) fn set_extras(entry: &mut DirEntry, extras: Extras) {
+    let own = entry.extras.take().unwrap_or_default();
+    let extras = Extras { raw_name: own.raw_name, mtime: own.mtime, ..extras };
+    entry.extras = (!extras.is_empty()).then(|| Box::new(extras));
+}
+
+/// When anything about a file was last changed.
+fn change_time(stat: &Stat) -> Timestamp {
+    entry_time(stat.st_ctime, u32::try_from(stat.st_ctime_nsec).unwrap_or(0))
+}
+
+/// The entry of something, without its object; `with_extras` allows a name and a time that Kopia cannot keep.
+pub(super) fn head_entry(name: &CStr, listed: &[u8], stat: &Stat, with_extras: bool) -> DirEntry {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let (entry_type, size) = match Kind::of(FileType::from_raw_mode(stat.st_mode)) {
+        Kind::Directory => (EntryType::Directory, 0),
+        Kind::Symlink => (EntryType::Symlink, size),
+        Kind::File => (EntryType::File, size),
+        Kind::Special => (EntryType::File, 0),
+    };
+    let mut entry = DirEntry {
+        name: listed.to_vec().into(),
+        entry_type,
+        mode: GoMode::from_unix(stat.st_mode),
+        size,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        ..DirEntry::default()
+    };
+    entry.set_file_time(stat.st_mtime, u32::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    if listed != name.to_bytes() {
+        entry.extras.get_or_insert_default().raw_name.0 = name.to_bytes().to_vec();
+    }
+    if !with_extras {
+        entry.extras = None;
+    }
+    entry
+}

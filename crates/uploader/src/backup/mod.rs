@@ -1,0 +1,464 @@
+//! A directory becomes a snapshot.
+//!
+//! Any number of threads walk the tree together, depth first. A directory hands out its sub-directories and its files
+//! in batches, in the order of a listing, and along with them what earlier snapshots say about them; the results
+//! come back in any order and become the listing. Nothing is kept but the path that is being walked.
+
+mod buffers;
+mod checkpoint;
+mod directory;
+mod files;
+mod large;
+mod links;
+mod parents;
+mod schedule;
+
+use crate::progress::{Cancel, Progress};
+use crate::source::{Ignore, Names, SourceDir, extras_of_open, is_cache};
+use crate::{Error, Result};
+use buffers::{Regions, Room};
+use checkpoint::Finished;
+use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
+use files::{Batch, Child, FileWork, head_entry};
+use jiff::Timestamp;
+use large::{LargeFile, Region};
+use lifeboat_budget::Budget;
+use lifeboat_kopia::policy::PolicyTree;
+use lifeboat_kopia::snapshot::{
+    DirEntry, IncompleteReason, RawEntry, SnapshotManifest, SourceInfo, Stats, listed_name,
+};
+use lifeboat_repository::{Id, ObjectWriteOptions, Repository, WholeObject};
+use links::Links;
+use parents::{ParentDir, ParentListing};
+use parking_lot::Mutex;
+use schedule::{Schedule, Source};
+use std::ffi::CString;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// So many large files for each thread may be open and wait for their turn.
+const LARGE_FILES_PER_THREAD: usize = 4;
+
+/// Checkpoints keep what was written safe from garbage collection, which is why Kopia allows no longer interval.
+pub const MAX_CHECKPOINT_INTERVAL: Duration = Duration::from_mins(45);
+
+/// What to back up, and how.
+#[derive(Debug, Clone)]
+pub struct BackupOptions {
+    /// The directory.
+    pub path: PathBuf,
+    /// Under which identity the snapshot is saved.
+    pub source: SourceInfo,
+    /// The policies of the source and of what is below it.
+    pub policies: PolicyTree,
+    /// Earlier snapshots of the source: what has not changed since is not read again. The first one counts most.
+    pub parents: Vec<SnapshotManifest>,
+    /// Free text.
+    pub description: String,
+    /// Whether to keep what Kopia has no place for: extended attributes, hard links, devices, pipes, sockets, holes,
+    /// names that are not UTF-8. Without it listings are byte for byte Kopia's.
+    pub extras: bool,
+    /// How often to save what is there so far as an incomplete snapshot, at most every
+    /// [`MAX_CHECKPOINT_INTERVAL`]; also when the backup is cancelled. Never if not given.
+    pub checkpoint_interval: Option<Duration>,
+    /// Whether the first entry that fails, and may not be ignored, ends the backup.
+    pub fail_fast: bool,
+    /// How many threads read and write; 0 = what the policy says, else as many as there are processors.
+    pub threads: usize,
+    /// The memory that buffers draw on.
+    pub budget: Budget,
+}
+
+impl BackupOptions {
+    fn threads(&self) -> usize {
+        let by_policy = self.policies.policy().upload.max_parallel_file_reads;
+        match (self.threads, by_policy.and_then(|count| usize::try_from(count).ok())) {
+            (0, Some(count)) if count > 0 => count,
+            (given, _) => threads(given),
+        }
+    }
+}
+
+/// Backs up a directory.
+///
+/// The snapshot is returned, not saved: its data is durable after the repository's next flush. Entries that failed are
+/// in its summary, those that the policy says to ignore and those that it does not; it is up to the caller whether
+/// the latter make it worthless. If the backup was cancelled, and checkpoints are wanted, the snapshot is incomplete
+/// and says so.
+pub fn back_up(
+    repository: &dyn Repository,
+    options: &BackupOptions,
+    progress: &Progress,
+    cancel: &Cancel,
+) -> Result<SnapshotManifest> {
+    let open = SourceDir::root(&options.path)?;
+    let device = open.own_stat()?.st_dev;
+    let run = Run {
+        repository,
+        options,
+        progress,
+        cancel,
+        device,
+        start_time: repository.now(),
+        schedule: Schedule::default(),
+        top: Mutex::default(),
+        root: Mutex::default(),
+        failure: Mutex::default(),
+        links: Links::default(),
+        empty: OnceLock::new(),
+        regions: Regions::new(&options.budget),
+    };
+    run.start(open)?;
+    match run.work() {
+        Ok(()) => {
+            let root = run.root.into_inner().ok_or(Error::Worker)?;
+            Ok(manifest(options, run.start_time, repository.now(), root, progress))
+        }
+        Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
+            run.incomplete_snapshot(IncompleteReason::Canceled)?.ok_or(Error::Cancelled)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn manifest(
+    options: &BackupOptions,
+    start_time: Timestamp,
+    end_time: Timestamp,
+    mut root: DirEntry,
+    progress: &Progress,
+) -> SnapshotManifest {
+    if options.extras {
+        root.extras.get_or_insert_default().recorded = true;
+    }
+    let totals = progress.totals();
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    SnapshotManifest {
+        source: options.source.clone(),
+        description: options.description.clone(),
+        start_time,
+        end_time: end_time.max(start_time),
+        stats: Stats {
+            total_size: count(totals.bytes),
+            file_count: count(totals.hashed_files),
+            cached_files: count(totals.cached_files),
+            non_cached_files: count(totals.hashed_files),
+            dir_count: count(totals.directories),
+            excluded_total_size: count(totals.excluded_bytes),
+            excluded_file_count: count(totals.excluded_files),
+            excluded_dir_count: count(totals.excluded_directories),
+            ignored_error_count: count(totals.ignored_errors),
+            error_count: count(totals.errors),
+            ..Stats::default()
+        },
+        root_entry: Some(root),
+        ..SnapshotManifest::default()
+    }
+}
+
+pub(crate) fn threads(wanted: usize) -> usize {
+    match wanted {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
+}
+
+/// A piece of work.
+enum Task {
+    /// Open a directory in one that is open.
+    Open(Arc<Directory>, u64, Child),
+    Files(Arc<Directory>, u64, Batch),
+    Region(Region),
+}
+
+/// One backup.
+struct Run<'a> {
+    repository: &'a dyn Repository,
+    options: &'a BackupOptions,
+    progress: &'a Progress,
+    cancel: &'a Cancel,
+    /// Where the root is.
+    device: u64,
+    start_time: Timestamp,
+    schedule: Schedule<Directory, LargeFile>,
+    /// The root while it is open.
+    top: Mutex<Weak<Directory>>,
+    /// The root when it is complete.
+    root: Mutex<Option<DirEntry>>,
+    failure: Mutex<Option<Error>>,
+    links: Links,
+    empty: OnceLock<String>,
+    regions: Regions,
+}
+
+impl Run<'_> {
+    /// Enters the root.
+    fn start(&self, open: SourceDir) -> Result<()> {
+        let name = self.options.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes);
+        let parents = parents::roots(&self.options.parents);
+        let previous = parents.first().map(|(parent, root)| PreviousDir {
+            json: Vec::new(),
+            object: parent.object.clone(),
+            summary: root.summary.clone(),
+        });
+        let parents: Vec<ParentDir> = parents.into_iter().map(|(parent, _)| parent).collect();
+        let above = Arc::new(Ignore::default());
+        let place = Place { parent: None, path: String::new(), name: name.to_vec() };
+        let directory = self.enter(open, place, &self.options.policies, &above, previous, &parents)?;
+        if let Some(directory) = directory {
+            *self.top.lock() = Arc::downgrade(&directory);
+            self.schedule.push(directory);
+        }
+        Ok(())
+    }
+
+    /// Runs the threads until all is done.
+    fn work(&self) -> Result<()> {
+        let threads = self.options.threads();
+        let rooms = (0..threads).map(|_| Room::new(&self.options.budget, threads));
+        let rooms = rooms.collect::<Result<Vec<_>>>()?;
+        let finished = Finished::default();
+        std::thread::scope(|scope| {
+            if let Some(interval) = self.options.checkpoint_interval {
+                let (finished, interval) = (&finished, interval.min(MAX_CHECKPOINT_INTERVAL));
+                scope.spawn(move || self.save_checkpoints(finished, interval));
+            }
+            let work = |mut room: Room| {
+                // A thread that panics must not leave the others waiting for it.
+                let _stop = StopOnPanic(self);
+                while let Some(source) = self.schedule.take() {
+                    if let Err(error) = self.step(source, &mut room) {
+                        self.fail(error);
+                    }
+                    self.schedule.done();
+                }
+            };
+            let threads: Vec<_> = rooms.into_iter().map(|room| scope.spawn(move || work(room))).collect();
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+            finished.set();
+        });
+        match self.failure.lock().take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        self.failure.lock().get_or_insert(error);
+        self.schedule.stop();
+    }
+
+    /// Takes one piece of work and does it.
+    fn step(&self, source: Source<Directory, LargeFile>, room: &mut Room) -> Result<()> {
+        self.check()?;
+        match source {
+            Source::Large(file) => self.read_region(&file),
+            Source::Directory(directory) => {
+                let (task, supply) = directory.pull(self)?;
+                self.schedule.put_back(&directory, supply);
+                match task {
+                    Some(Task::Open(directory, slot, child)) => self.open_child(&directory, slot, &child),
+                    Some(Task::Files(directory, slot, batch)) => {
+                        FileWork::new(self, &directory, slot).back_up(&batch, room)
+                    }
+                    Some(Task::Region(region)) => region.back_up(self),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn read_region(&self, file: &Arc<LargeFile>) -> Result<()> {
+        let (task, supply) = file.pull(self)?;
+        self.schedule.put_back_large(file, supply);
+        match task {
+            Some(Task::Region(region)) => region.back_up(self),
+            _ => Ok(()),
+        }
+    }
+
+    /// Helps with large files until not too many are open.
+    fn limit_large_files(&self) -> Result<()> {
+        let limit = LARGE_FILES_PER_THREAD * self.options.threads();
+        while let Some(file) = self.schedule.take_large(limit) {
+            let read = self.read_region(&file);
+            self.schedule.done();
+            read?;
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.cancel.check()
+    }
+
+    fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {
+        let path = directory.join(&child.listed);
+        let excluded = || {
+            // A directory that the parent has and we leave out makes a difference.
+            let same = child.previous.first().is_none_or(Option::is_none);
+            self.progress.excluded_directory();
+            directory.complete(self, slot, Part { same, ..Part::default() })
+        };
+        if directory.ignore.has_rules() && directory.ignore.leaves_out(&path, true) {
+            return excluded();
+        }
+        let policies = directory.policies.child(&String::from_utf8_lossy(&child.listed));
+        let (previous, parents) = known_to_parents(child);
+        let opened = directory.open.child(&child.name).and_then(|open| {
+            let place = Place {
+                parent: Some((directory.clone(), slot)),
+                path: path.clone(),
+                name: child.listed.clone(),
+            };
+            self.enter(open, place, &policies, &directory.ignore, previous, &parents)
+        });
+        match opened {
+            Ok(Some(opened)) => {
+                directory.note(slot, Open::Directory(Arc::downgrade(&opened)));
+                self.schedule.push(opened);
+                Ok(())
+            }
+            Ok(None) => excluded(),
+            Err(error @ Error::File { .. }) if error.is_not_found() => {
+                self.vanished(&path);
+                directory.complete(self, slot, Part { same: false, ..Part::default() })
+            }
+            Err(error @ Error::File { .. }) => {
+                let ignored = policies.policy().error_handling.ignore_directory_errors.unwrap_or(false);
+                self.entry_failed(&path, &error, ignored)?;
+                directory.complete(self, slot, Part::failed(&path, &error, ignored))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a directory that was opened; `None` if it is left out because it is on another file system.
+    fn enter(
+        &self,
+        open: SourceDir,
+        place: Place,
+        policies: &PolicyTree,
+        above: &Arc<Ignore>,
+        previous: Option<PreviousDir>,
+        parents: &[ParentDir],
+    ) -> Result<Option<Arc<Directory>>> {
+        let extras = self.options.extras;
+        let stat = open.own_stat()?;
+        if let Some((parent, _)) = &place.parent
+            && above.is_elsewhere(stat.st_dev, parent.device)
+        {
+            return Ok(None);
+        }
+        let mut names = Names::read(&open, extras)?;
+        if is_cache(&open, &names, policies) {
+            names.clear();
+        }
+        let ignore = Ignore::below(above, &open, &names, &place.path, policies)?;
+        let name = CString::new(open.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes));
+        let listed = match &place.parent {
+            Some(_) => place.name,
+            None => listed_name(&place.name).filter(|_| extras).map_or(place.name, String::into_bytes),
+        };
+        let mut entry = head_entry(&name.unwrap_or_default(), &listed, &stat, extras);
+        if extras {
+            let found = extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?;
+            files::set_extras(&mut entry, found);
+        }
+        let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent));
+        let parents: Vec<Option<ParentListing>> = opened.collect();
+        let previous = previous.filter(|_| parents.first().is_some_and(Option::is_some));
+        let supply =
+            DirectorySupply { names, parents: parents.into_iter().flatten().collect(), next_slot: 0 };
+        Ok(Some(Arc::new(Directory {
+            parent: place.parent,
+            open,
+            path: place.path,
+            device: stat.st_dev,
+            entry,
+            policies: policies.clone(),
+            ignore,
+            previous,
+            supply: Mutex::new(supply),
+            listing: Mutex::new(Listing::default()),
+        })))
+    }
+
+    /// An entry went away between being listed and being looked at.
+    fn vanished(&self, path: &str) {
+        info!(path, "vanished while the backup was running");
+        self.progress.vanished();
+    }
+
+    /// A file was written to while it was read.
+    fn changed(&self, path: &str) {
+        warn!(path, "changed while it was being backed up");
+        self.progress.changed();
+    }
+
+    fn entry_failed(&self, path: &str, error: &Error, ignored: bool) -> Result<()> {
+        warn!(path, %error, ignored, "could not be backed up");
+        self.progress.entry_failed(ignored);
+        if self.options.fail_fast && !ignored {
+            let path = path.trim_start_matches('/').to_owned();
+            return Err(Error::Entries { count: 1, path, error: error.to_string() });
+        }
+        Ok(())
+    }
+
+    fn write_one(&self, object: &WholeObject<'_>) -> Result<Id> {
+        let ids = self.repository.write_objects(std::slice::from_ref(object))?;
+        ids.into_iter().next().ok_or(Error::Worker)
+    }
+
+    /// The object without any bytes.
+    fn empty_object(&self) -> Result<String> {
+        if let Some(known) = self.empty.get() {
+            return Ok(known.clone());
+        }
+        let options = ObjectWriteOptions::default();
+        let id = self.write_one(&WholeObject { data: &[], options: &options })?;
+        Ok(self.empty.get_or_init(|| id.into_string()).clone())
+    }
+}
+
+/// Where a directory is.
+struct Place {
+    parent: Option<(Arc<Directory>, u64)>,
+    path: String,
+    /// Its name in the listing; of the root, in the file system.
+    name: Vec<u8>,
+}
+
+/// What the parents know about a directory: the first one's entry, and all of their listings.
+fn known_to_parents(child: &Child) -> (Option<PreviousDir>, Vec<ParentDir>) {
+    let mut previous = None;
+    let mut parents: Vec<ParentDir> = Vec::new();
+    for (number, (json, extras_until)) in child.previous.iter().zip(&child.extras_until).enumerate() {
+        let Some(json) = json else { continue };
+        let Ok(entry) = RawEntry::new(json).parse() else { continue };
+        if parents.iter().any(|known| known.object == entry.object) {
+            continue;
+        }
+        parents.push(ParentDir { object: entry.object.clone(), extras_until: *extras_until });
+        if number == 0 {
+            let DirEntry { object, summary, .. } = entry;
+            previous = Some(PreviousDir { json: json.clone(), object, summary });
+        }
+    }
+    (previous, parents)
+}
+
+struct StopOnPanic<'r, 'a>(&'r Run<'a>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Error::Worker);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Earlier snapshots of the same source: what has not changed since is taken over from them.
+//!
+//! A parent's listing is read along with the names in the directory, in the same order, and never kept.
+
+use jiff::{SignedDuration, Timestamp};
+use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType, SnapshotManifest};
+use lifeboat_repository::{Id, ObjectReader, Repository};
+use std::cmp::Ordering;
+use tracing::warn;
+
+/// How far the clock of the machine that changed a file may be behind that of the one that backed it up.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
+
+/// A directory of an earlier snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ParentDir {
+    /// Its listing.
+    pub(super) object: String,
+    /// What an entry has beyond Kopia's fields is known, and still true, if nothing about it changed since then.
+    /// `None` if the snapshot was taken without looking for it.
+    pub(super) extras_until: Option<Timestamp>,
+}
+
+/// The roots of earlier snapshots, without repetitions.
+pub(super) fn roots(snapshots: &[SnapshotManifest]) -> Vec<(ParentDir, &DirEntry)> {
+    let mut roots: Vec<(ParentDir, &DirEntry)> = Vec::new();
+    for snapshot in snapshots {
+        let Some(root) = &snapshot.root_entry else { continue };
+        let recorded = root.extras.as_ref().is_some_and(|extras| extras.recorded);
+        let extras_until = recorded.then(|| snapshot.start_time.checked_sub(CLOCK_SKEW).ok()).flatten();
+        let is_new = roots.iter().all(|(known, _)| known.object != root.object);
+        if root.entry_type == EntryType::Directory && is_new {
+            roots.push((ParentDir { object: root.object.clone(), extras_until }, root));
+        }
+    }
+    roots
+}
+
+/// The entries of a parent's listing, one after another.
+pub(super) struct ParentListing {
+    pub(super) extras_until: Option<Timestamp>,
+    /// `None` when it is at its end, or not readable from here on.
+    entries: Option<DirEntries<Box<dyn ObjectReader>>>,
+    head: Head,
+    /// Whether entries were passed over because nothing asked for them.
+    passed_over: bool,
+}
+
+/// The entry that is next.
+#[derive(Debug, Default)]
+struct Head {
+    loaded: bool,
+    name: Vec<u8>,
+    is_dir: bool,
+    json: Vec<u8>,
+}
+
+impl ParentListing {
+    /// Opens a listing. One that cannot be read is as good as none: the files are read again.
+    pub(super) fn open(repository: &dyn Repository, parent: &ParentDir) -> Option<Self> {
+        match repository.open_object(&Id::new(parent.object.clone())) {
+            Ok(reader) => Some(ParentListing {
+                extras_until: parent.extras_until,
+                entries: Some(DirEntries::new(parent.object.clone(), reader)),
+                head: Head::default(),
+                passed_over: false,
+            }),
+            Err(error) => {
+                warn!(object = parent.object, %error, "a directory of an earlier snapshot cannot be read; all below is read again");
+                None
+            }
+        }
+    }
+
+    /// Appends the JSON of the entry `name` to `out`; says whether there is one. Names must be asked for in the order
+    /// of a listing.
+    pub(super) fn find(&mut self, is_dir: bool, name: &[u8], out: &mut Vec<u8>) -> bool {
+        while self.load() {
+            let order = is_dir.cmp(&self.head.is_dir).then_with(|| (*self.head.name).cmp(name));
+            match order {
+                Ordering::Greater => return false,
+                Ordering::Equal => {
+                    self.head.loaded = false;
+                    out.extend_from_slice(&self.head.json);
+                    return true;
+                }
+                Ordering::Less => {
+                    self.head.loaded = false;
+                    self.passed_over = true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether every entry was asked for.
+    pub(super) fn is_used_up(&mut self) -> bool {
+        let has_more = self.load();
+        !has_more && !self.passed_over
+    }
+
+    /// Makes sure that the next entry is known, if there is one.
+    fn load(&mut self) -> bool {
+        while !self.head.loaded {
+            let Some(entries) = &mut self.entries else { return false };
+            match entries.next_raw() {
+                Ok(Some(raw)) => {
+                    // An entry that is not understood cannot be asked for.
+                    let Some((name, is_dir)) = raw.head() else {
+                        self.passed_over = true;
+                        continue;
+                    };
+                    self.head.name.clear();
+                    self.head.name.extend_from_slice(&name);
+                    self.head.is_dir = is_dir;
+                    self.head.json.clear();
+                    self.head.json.extend_from_slice(raw.bytes());
+                    self.head.loaded = true;
+                }
+                Ok(None) => self.entries = None,
+                Err(error) => {
+                    warn!(%error, "a directory of an earlier snapshot is damaged; what it lists from there on is read again");
+                    self.passed_over = true;
+                    self.entries = None;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl std::fmt::Debug for ParentListing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ParentListing").field("next", &self.head).finish_non_exhaustive()
+    }
+}
