@@ -295,6 +295,12 @@ pub struct CreateSnapshotArgs {
     /// Free text
     #[arg(long, default_value = "")]
     pub description: String,
+    /// A tag, as name:value
+    #[arg(long, value_name = "NAME:VALUE", value_parser = parse_tag)]
+    pub tags: Vec<(String, String)>,
+    /// A name under which the snapshot is protected from expiry
+    #[arg(long, value_name = "NAME")]
+    pub pin: Vec<String>,
     /// How many threads read; 0 is what the policy says, or one for each processor
     #[arg(long, default_value_t = 0)]
     pub parallel: usize,
@@ -446,6 +452,14 @@ pub enum ContentCommand {
         #[arg(long)]
         full: bool,
     },
+}
+
+/// A tag of a user; the prefix tells it from labels of others, as in kopia.
+fn parse_tag(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((name, value)) if !name.is_empty() => Ok((format!("tag:{name}"), value.to_owned())),
+        _ => Err("a tag is a name, a colon and a value".to_owned()),
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {

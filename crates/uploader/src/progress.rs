@@ -126,6 +126,18 @@ impl Progress {
         add(&self.bytes, bytes);
     }
 
+    /// Bytes need not be read because an earlier snapshot has them.
+    pub(crate) fn taken_over(&self, bytes: u64) {
+        add(&self.cached_bytes, bytes);
+        add(&self.bytes, bytes);
+    }
+
+    /// So much is expected in all; a later estimate counts only if it is higher.
+    pub(crate) fn estimate(&self, files: u64, bytes: u64) {
+        self.estimated_files.fetch_max(files, Ordering::Relaxed);
+        self.estimated_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn excluded_file(&self, bytes: u64) {
         add(&self.excluded_files, 1);
         add(&self.excluded_bytes, bytes);

@@ -104,6 +104,7 @@ impl Story {
             description: "quick start".to_owned(),
             extras: true,
             checkpoint_interval: None,
+            estimate: false,
             fail_fast: true,
             threads: 0,
             budget: self.budget.clone(),

@@ -29,16 +29,24 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub(super) struct Room {
     bytes: Box<[u8]>,
     filled: usize,
-    _memory: Reservation,
+    _memory: Option<Reservation>,
 }
 
 impl Room {
-    /// A room; smaller than usual if the budget is small.
-    pub(super) fn new(budget: &Budget, threads: usize) -> Result<Room> {
+    /// Rooms for so many threads, or for as many as the budget allows; smaller than usual if it is small. The first one
+    /// is there in any case: there is no backup without it.
+    pub(super) fn for_threads(budget: &Budget, threads: usize) -> Vec<Room> {
         let share = usize::try_from(budget.total() / 8).unwrap_or(ROOM) / threads.max(1);
         let len = share.clamp(64 << 10, ROOM);
-        let memory = budget.reserve(len as u64).map_err(lifeboat_kopia::Error::from)?;
-        Ok(Room { bytes: vec![0; len].into_boxed_slice(), filled: 0, _memory: memory })
+        let mut rooms = Vec::new();
+        while rooms.len() < threads {
+            let memory = budget.try_reserve(len as u64);
+            if memory.is_none() && !rooms.is_empty() {
+                break;
+            }
+            rooms.push(Room { bytes: vec![0; len].into_boxed_slice(), filled: 0, _memory: memory });
+        }
+        rooms
     }
 
     /// The largest size of a file that is read whole.
@@ -107,12 +115,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether it was decided how many there may be.
-    is_set_up: bool,
-    _memory: Option<Reservation>,
+    memory: Vec<Reservation>,
+    /// How many there are, in use or not, made or not.
+    count: usize,
     idle: Vec<Box<[u8]>>,
     /// How many more may be made.
     unmade: usize,
+    /// Whether somebody waits for one.
+    is_awaited: bool,
 }
 
 impl Regions {
@@ -141,7 +151,7 @@ impl Regions {
             run.check()?;
             writer.work()?;
             let mut state = self.shared.state.lock();
-            if state.idle.is_empty() && state.unmade == 0 {
+            if state.idle.is_empty() {
                 self.shared.returned.wait_for(&mut state, PATIENCE);
             }
         }
@@ -149,33 +159,45 @@ impl Regions {
 
     fn try_take(&self, writer: &dyn RegionWriter) -> Option<RegionBuffer> {
         let mut state = self.shared.state.lock();
-        if !state.is_set_up {
-            state.is_set_up = true;
-            (state._memory, state.unmade) = self.reserve(writer.most_held());
-        }
-        let bytes = match state.idle.pop() {
-            Some(bytes) => bytes,
-            None => {
-                state.unmade = state.unmade.checked_sub(1)?;
+        self.provide(&mut state, writer.most_held());
+        let bytes = match (state.idle.pop(), state.unmade) {
+            (Some(bytes), _) => bytes,
+            (None, 0) => {
+                state.is_awaited = true;
+                return None;
+            }
+            (None, _) => {
+                state.unmade -= 1;
                 vec![0; self.region + CONTEXT].into_boxed_slice()
             }
         };
+        state.is_awaited = false;
         Some(RegionBuffer { bytes, used: 0..0, shared: self.shared.clone() })
     }
 
-    /// Memory for as many regions as a quarter of the budget holds: the rest is for packs and for whatever else has
-    /// to go on meanwhile. A budget that is too small for one chunk is exceeded by it.
-    fn reserve(&self, most_held: u64) -> (Option<Reservation>, usize) {
-        let bytes = |count: usize| (count * (self.region + CONTEXT)) as u64;
+    /// Whether somebody waits for a buffer, so that whoever submits a region should see to it that `work` is done.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.shared.state.lock().is_awaited
+    }
+
+    /// Allows as many buffers as an object needs of which the writer may hold back `most_held` bytes.
+    ///
+    /// They take up to a quarter of the budget: the rest is for packs and for whatever else has to go on meanwhile. A
+    /// budget that is too small for one chunk is exceeded by it.
+    fn provide(&self, state: &mut State, most_held: u64) {
         // What may be held back, the region that it begins in, and one to go on with.
         let least = usize::try_from(most_held).unwrap_or(usize::MAX).div_ceil(self.region) + 2;
-        let fitting = usize::try_from(self.budget.total() / 4 / bytes(1)).unwrap_or(least);
-        for count in (least..=fitting.max(least)).rev() {
-            if let Some(memory) = self.budget.try_reserve(bytes(count)) {
-                return (Some(memory), count);
-            }
+        if state.count >= least {
+            return;
         }
-        (None, least)
+        let bytes = |count: usize| (count * (self.region + CONTEXT)) as u64;
+        let fitting = usize::try_from(self.budget.total() / 4 / bytes(1)).unwrap_or(least);
+        let reserve = |count: usize| Some((count, self.budget.try_reserve(bytes(count - state.count))?));
+        let reserved = (least..=fitting.max(least)).rev().find_map(reserve);
+        let count = reserved.as_ref().map_or(least, |(count, _)| *count);
+        state.memory.extend(reserved.map(|(_, memory)| memory));
+        state.unmade += count - state.count;
+        state.count = count;
     }
 }
 

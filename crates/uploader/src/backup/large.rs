@@ -435,9 +435,15 @@ impl Region {
         }
         run.progress.hashed(count as u64);
         if buffer.is_zero(context..context + count) {
-            return Ok(writer.submit_zeros(self.number, count as u64)?);
+            writer.submit_zeros(self.number, count as u64)?;
+        } else {
+            let preceding = buffer.get(0..context).to_vec();
+            writer.submit(self.number, &preceding, buffer.into_bytes(context..context + count))?;
         }
-        let preceding = buffer.get(0..context).to_vec();
-        Ok(writer.submit(self.number, &preceding, buffer.into_bytes(context..context + count))?)
+        // What is ready and waits for more of its kind has the buffers that another thread waits for.
+        if run.regions.is_awaited() {
+            writer.work()?;
+        }
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@
 mod buffers;
 mod checkpoint;
 mod directory;
+mod estimate;
 mod files;
 mod large;
 mod links;
@@ -19,6 +20,7 @@ use crate::{Error, Result};
 use buffers::{Regions, Room};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
+use estimate::Estimate;
 use files::{Batch, Child, FileWork, head_entry};
 use jiff::Timestamp;
 use large::{LargeFile, Region};
@@ -65,6 +67,8 @@ pub struct BackupOptions {
     /// How often to save what is there so far as an incomplete snapshot, at most every
     /// [`MAX_CHECKPOINT_INTERVAL`]; also when the backup is cancelled. Never if not given.
     pub checkpoint_interval: Option<Duration>,
+    /// Whether to count ahead how much there is, for whoever shows the progress.
+    pub estimate: bool,
     /// Whether the first entry that fails, and may not be ignored, ends the backup.
     pub fail_fast: bool,
     /// How many threads read and write; 0 = what the policy says, else as many as there are processors.
@@ -108,6 +112,7 @@ pub fn back_up(
         top: Mutex::default(),
         root: Mutex::default(),
         failure: Mutex::default(),
+        failed: Cancel::default(),
         links: Links::default(),
         empty: OnceLock::new(),
         regions: Regions::new(&options.budget),
@@ -190,6 +195,8 @@ struct Run<'a> {
     /// The root when it is complete.
     root: Mutex<Option<DirEntry>>,
     failure: Mutex<Option<Error>>,
+    /// Tells the other threads that there is a failure.
+    failed: Cancel,
     links: Links,
     empty: OnceLock<String>,
     regions: Regions,
@@ -219,13 +226,16 @@ impl Run<'_> {
     /// Runs the threads until all is done.
     fn work(&self) -> Result<()> {
         let threads = self.options.threads();
-        let rooms = (0..threads).map(|_| Room::new(&self.options.budget, threads));
-        let rooms = rooms.collect::<Result<Vec<_>>>()?;
-        let finished = Finished::default();
+        let rooms = Room::for_threads(&self.options.budget, threads);
+        let (finished, counted_enough) = (Finished::default(), Cancel::default());
         std::thread::scope(|scope| {
             if let Some(interval) = self.options.checkpoint_interval {
                 let (finished, interval) = (&finished, interval.min(MAX_CHECKPOINT_INTERVAL));
                 scope.spawn(move || self.save_checkpoints(finished, interval));
+            }
+            if self.options.estimate {
+                let estimate = Estimate::new(self.progress, &counted_enough);
+                scope.spawn(move || estimate.run(&self.options.path, &self.options.policies));
             }
             let work = |mut room: Room| {
                 // A thread that panics must not leave the others waiting for it.
@@ -240,6 +250,8 @@ impl Run<'_> {
             let threads: Vec<_> = rooms.into_iter().map(|room| scope.spawn(move || work(room))).collect();
             threads.into_iter().for_each(|thread| drop(thread.join()));
             finished.set();
+            // What is not counted by now is of no use any more.
+            counted_enough.cancel();
         });
         match self.failure.lock().take() {
             Some(error) => Err(error),
@@ -249,6 +261,7 @@ impl Run<'_> {
 
     fn fail(&self, error: Error) {
         self.failure.lock().get_or_insert(error);
+        self.failed.cancel();
         self.schedule.stop();
     }
 
@@ -292,8 +305,10 @@ impl Run<'_> {
         self.check()
     }
 
+    /// Whether to go on: neither was the backup cancelled nor did a thread fail.
     fn check(&self) -> Result<()> {
-        self.cancel.check()
+        self.cancel.check()?;
+        self.failed.check()
     }
 
     fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {

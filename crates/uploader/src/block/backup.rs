@@ -1,0 +1,411 @@
+//! A block device or image file becomes a snapshot in the shape that Velero gives it: a directory with one file, both
+//! named like the device.
+//!
+//! All threads read and write pieces of it at the same time. Zeros are not written, and with an earlier snapshot and
+//! a list of what changed since, nothing else is even read.
+
+use crate::backup::threads;
+use crate::progress::{Cancel, Progress};
+use crate::{Error, Result};
+use jiff::Timestamp;
+use lifeboat_budget::Budget;
+use lifeboat_kopia::policy::Policy;
+use lifeboat_kopia::snapshot::{
+    DIRECTORY_PREFIX, DirEntries, DirEntry, DirWriter, EntryType, GoMode, SnapshotManifest, SourceInfo,
+    Stats, SummaryBuilder,
+};
+use lifeboat_repository::{
+    AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository, WholeObject,
+};
+use parking_lot::Mutex;
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use tracing::warn;
+
+/// The device is read in pieces of this size.
+const PIECE: u64 = 4 << 20;
+/// Changed ranges are widened to multiples of this, the size that objects with block access are cut into, so that no
+/// piece of the earlier object has to be read to fill one up.
+const GRAIN: u64 = 1 << 20;
+/// What Velero gives the directory: Go's zero time, as far as nanoseconds since 1970 can hold it.
+const ROOT_TIME: Timestamp = Timestamp::constant(-6_795_364_579, 128_654_848);
+/// What Velero gives directory and file.
+const MODE: u32 = 0o777;
+
+/// What to back up, and how.
+#[derive(Debug, Clone)]
+pub struct BlockBackupOptions {
+    /// The device, or a file with the image of one.
+    pub path: PathBuf,
+    /// Under which identity the snapshot is saved.
+    pub source: SourceInfo,
+    /// Compression of data and metadata.
+    pub policy: Policy,
+    /// An earlier snapshot of the same device, and all ranges that changed since. Without them, or if the earlier
+    /// snapshot turns out not to be one of a device, everything is read.
+    pub changes: Option<(SnapshotManifest, Vec<Range<u64>>)>,
+    /// Free text.
+    pub description: String,
+    /// How many threads read and write; 0 = as many as there are processors.
+    pub threads: usize,
+    /// The memory that buffers draw on.
+    pub budget: Budget,
+}
+
+/// Backs up a block device or an image file.
+///
+/// The snapshot is returned, not saved: its data is durable after the repository's next flush. A backup that is
+/// cancelled leaves nothing to go on from but its data, which the next one finds to be there.
+pub fn back_up_block(
+    repository: &dyn Repository,
+    options: &BlockBackupOptions,
+    progress: &Progress,
+    cancel: &Cancel,
+) -> Result<SnapshotManifest> {
+    let start_time = repository.now();
+    let device = Device::open(options)?;
+    let earlier = options.changes.as_ref().and_then(|(parent, changed)| {
+        let object = object_of(repository, parent);
+        object.map(|(object, length)| (object, widened(changed, length, device.size)))
+    });
+    let incremental = earlier.is_some();
+    let (parent, ranges) = match earlier {
+        Some((object, ranges)) => (Some(object), ranges),
+        None => (None, std::iter::once(0..device.size).collect()),
+    };
+    let write_options = ObjectWriteOptions {
+        full_path: options.path.to_string_lossy().into_owned(),
+        data_type: DataType::Data,
+        access_mode: AccessMode::Block,
+        backup_mode: if incremental { BackupMode::Incremental } else { BackupMode::Full },
+        parent,
+        length: Some(device.size),
+        compressor: options.policy.compression.compressor.clone(),
+        ..ObjectWriteOptions::default()
+    };
+    let wanted: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    progress.estimate(1, device.size);
+    progress.taken_over(device.size - wanted);
+    let writer = repository.new_object(&write_options)?;
+    let run =
+        Run { device: &device, writer: &*writer, incremental, progress, cancel, failure: Mutex::default() };
+    run.work(ranges, options)?;
+    let object = writer.result()?;
+    progress.file_hashed();
+    manifest(repository, options, start_time, &device, object)
+}
+
+/// The object of a snapshot of a device, and its length; `None`, with a warning, if it is not one.
+fn object_of(repository: &dyn Repository, snapshot: &SnapshotManifest) -> Option<(Id, u64)> {
+    let find = || -> Result<Option<(Id, u64)>> {
+        let Some(root) = snapshot.root_object() else { return Ok(None) };
+        let listing = repository.open_object(&Id::new(root))?;
+        let mut entries = DirEntries::new(root, listing);
+        let (Some(first), None) = (entries.next().transpose()?, entries.next()) else { return Ok(None) };
+        let object = Id::new(first.object);
+        let length = repository.open_object(&object)?.length();
+        Ok((first.entry_type == EntryType::File).then_some((object, length)))
+    };
+    match find() {
+        Ok(Some(found)) => Some(found),
+        Ok(None) => {
+            warn!(id = %snapshot.id, "the earlier snapshot is not one of a device; all of it is read");
+            None
+        }
+        Err(error) => {
+            warn!(id = %snapshot.id, %error, "the earlier snapshot cannot be read; all of the device is");
+            None
+        }
+    }
+}
+
+/// The ranges to read: those that changed, widened to whole chunks, and what the earlier object does not reach; in
+/// order, neighbours joined.
+fn widened(changed: &[Range<u64>], earlier: u64, size: u64) -> Vec<Range<u64>> {
+    let grown = (earlier < size).then_some(earlier..size);
+    let mut wide: Vec<Range<u64>> = changed
+        .iter()
+        .cloned()
+        .chain(grown)
+        .filter(|range| !range.is_empty())
+        .map(|range| {
+            let end = range.end.checked_next_multiple_of(GRAIN).unwrap_or(u64::MAX).min(size);
+            (range.start - range.start % GRAIN).min(end)..end
+        })
+        .filter(|range| !range.is_empty())
+        .collect();
+    wide.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(wide.len());
+    for range in wide {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// What is read.
+struct Device {
+    file: OwnedFd,
+    path: PathBuf,
+    size: u64,
+    /// Whether it may tell where it has holes.
+    is_file: bool,
+}
+
+impl Device {
+    fn open(options: &BlockBackupOptions) -> Result<Device> {
+        let path = options.path.clone();
+        let failed = |action: &'static str, e: rustix::io::Errno| Error::file(action, &options.path, e);
+        let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+            .map_err(|e| match e {
+                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                    let reason = format!("{e}; a container must be privileged to read a device");
+                    Error::file("open", &options.path, std::io::Error::new(e.kind(), reason))
+                }
+                _ => failed("open", e),
+            })?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| failed("examine", e))?;
+        let is_file = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => true,
+            FileType::BlockDevice => false,
+            _ => {
+                let reason = std::io::Error::other("it is neither a block device nor a file");
+                return Err(Error::file("back up", &path, reason));
+            }
+        };
+        let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| failed("find the size of", e))?;
+        // Reading ahead pays: it is read from the beginning to the end.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
+        Ok(Device { file, path, size, is_file })
+    }
+
+    /// Where the next data is at or after `at`; behind the end if there is none.
+    fn next_data(&self, at: u64) -> u64 {
+        if !self.is_file {
+            return at;
+        }
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) => data.min(self.size),
+            Err(rustix::io::Errno::NXIO) => self.size,
+            // The file system does not tell.
+            Err(_) => at,
+        }
+    }
+
+    /// Fills the buffer; a device that has become shorter meanwhile is an error.
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match rustix::io::pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => return Err(Error::file("read", &self.path, crate::source::changed())),
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::file("read", &self.path, error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Run<'a> {
+    device: &'a Device,
+    writer: &'a dyn ObjectWriter,
+    /// What is not written is the parent's data, not zeros.
+    incremental: bool,
+    progress: &'a Progress,
+    cancel: &'a Cancel,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Run<'_> {
+    fn work(&self, ranges: Vec<Range<u64>>, options: &BlockBackupOptions) -> Result<()> {
+        let pieces = &Mutex::new(Pieces { ranges: ranges.into_iter(), current: 0..0 });
+        let threads = threads(options.threads);
+        // A small budget has fewer threads rather than pieces that are not worth a system call.
+        let fitting = usize::try_from(options.budget.total() / 4 / PIECE).unwrap_or(threads).max(1);
+        std::thread::scope(|scope| {
+            for _ in 0..threads.min(fitting) {
+                scope.spawn(move || {
+                    let outcome = options
+                        .budget
+                        .reserve(PIECE.min(options.budget.total()))
+                        .map_err(|e| lifeboat_kopia::Error::from(e).into())
+                        .and_then(|_memory| self.copy(pieces));
+                    if let Err(error) = outcome {
+                        self.failure.lock().get_or_insert(error);
+                    }
+                });
+            }
+        });
+        match self.failure.lock().take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn copy(&self, pieces: &Mutex<Pieces>) -> Result<()> {
+        let mut buffer = vec![0; PIECE as usize];
+        loop {
+            self.cancel.check()?;
+            if self.failure.lock().is_some() {
+                return Ok(());
+            }
+            let Some(piece) = pieces.lock().next(self.device, !self.incremental, self.progress) else {
+                return Ok(());
+            };
+            let length = (piece.end - piece.start) as usize;
+            self.device.read(&mut buffer[..length], piece.start)?;
+            self.write(&buffer[..length], piece.start)?;
+            self.progress.hashed(length as u64);
+        }
+    }
+
+    /// Writes runs of chunks that are not zeros, or everything if zeros have to be said.
+    fn write(&self, data: &[u8], offset: u64) -> Result<()> {
+        if self.incremental {
+            return Ok(self.writer.write_at(offset, data)?);
+        }
+        let mut start = 0;
+        for (number, chunk) in data.chunks(GRAIN as usize).enumerate() {
+            let at = number * GRAIN as usize;
+            if is_zero(chunk) {
+                if start < at {
+                    self.writer.write_at(offset + start as u64, &data[start..at])?;
+                }
+                start = at + chunk.len();
+            }
+        }
+        match start < data.len() {
+            true => Ok(self.writer.write_at(offset + start as u64, &data[start..])?),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Hands out pieces in order.
+struct Pieces {
+    ranges: std::vec::IntoIter<Range<u64>>,
+    current: Range<u64>,
+}
+
+impl Pieces {
+    fn next(&mut self, device: &Device, skip_holes: bool, progress: &Progress) -> Option<Range<u64>> {
+        loop {
+            if self.current.is_empty() {
+                self.current = self.ranges.next()?;
+            }
+            let mut start = self.current.start;
+            if skip_holes {
+                // On the grid, so that no chunk is written in two pieces.
+                let data = device.next_data(start);
+                start = (data - data % GRAIN).max(start).min(self.current.end);
+                progress.hashed(start - self.current.start);
+            }
+            let end = (start - start % PIECE + PIECE).min(self.current.end);
+            self.current.start = end;
+            if start < end {
+                return Some(start..end);
+            }
+        }
+    }
+}
+
+fn is_zero(data: &[u8]) -> bool {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    data.chunks(ZEROS.len()).all(|part| part == &ZEROS[..part.len()])
+}
+
+/// Writes the directory, and makes the snapshot of it.
+fn manifest(
+    repository: &dyn Repository,
+    options: &BlockBackupOptions,
+    start_time: Timestamp,
+    device: &Device,
+    object: Id,
+) -> Result<SnapshotManifest> {
+    let name = options.path.to_string_lossy().into_owned();
+    let file = DirEntry {
+        name: name.clone().into(),
+        entry_type: EntryType::File,
+        mode: GoMode::from_unix(MODE),
+        size: device.size,
+        mtime: start_time,
+        object: object.into_string(),
+        ..DirEntry::default()
+    };
+    let mut summary = SummaryBuilder::default();
+    summary.add(&file);
+    let summary = summary.build(ROOT_TIME, "");
+    let mut listing = DirWriter::new();
+    listing.push(&file)?;
+    let write_options = ObjectWriteOptions {
+        full_path: name.clone(),
+        data_type: DataType::Metadata,
+        access_mode: AccessMode::File,
+        prefix: Some(DIRECTORY_PREFIX),
+        compressor: options.policy.metadata_compression.compressor.clone(),
+        ..ObjectWriteOptions::default()
+    };
+    let bytes = listing.finish(&summary)?;
+    let ids = repository.write_objects(&[WholeObject { data: &bytes, options: &write_options }])?;
+    let root = DirEntry {
+        name: name.into(),
+        entry_type: EntryType::Directory,
+        mode: GoMode::from_unix(MODE),
+        mtime: ROOT_TIME,
+        object: ids.into_iter().next().ok_or(Error::Worker)?.into_string(),
+        summary: Some(summary),
+        ..DirEntry::default()
+    };
+    Ok(SnapshotManifest {
+        source: options.source.clone(),
+        description: options.description.clone(),
+        start_time,
+        end_time: repository.now().max(start_time),
+        stats: Stats {
+            total_size: i64::try_from(device.size).unwrap_or(i64::MAX),
+            file_count: 1,
+            non_cached_files: 1,
+            dir_count: 1,
+            ..Stats::default()
+        },
+        root_entry: Some(root),
+        ..SnapshotManifest::default()
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // a list of ranges is what is meant
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn ranges(changed: &[Range<u64>], earlier: u64, size: u64) -> Vec<Range<u64>> {
+        widened(changed, earlier, size)
+    }
+
+    #[test]
+    fn changed_ranges_are_widened_joined_and_end_with_the_device() {
+        let size = 10 * MIB + 5;
+        assert_eq!(ranges(&[], size, size), []);
+        assert_eq!(ranges(&[1..2], size, size), [0..MIB]);
+        assert_eq!(
+            ranges(&[5 * MIB..5 * MIB + 1, 0..MIB + 1, MIB..2 * MIB], size, size),
+            [0..2 * MIB, 5 * MIB..6 * MIB]
+        );
+        assert_eq!(ranges(&[10 * MIB..u64::MAX], size, size), [10 * MIB..size]);
+        assert_eq!(ranges(&[u64::MAX - 1..u64::MAX, 3..3], size, size), []);
+        assert_eq!(ranges(&[0..1], 9 * MIB + 7, size), [0..MIB, 9 * MIB..size]);
+        assert_eq!(ranges(&[], size, 3 * MIB), []);
+    }
+
+    #[test]
+    fn the_time_of_the_directory_is_the_one_that_velero_writes() {
+        assert_eq!(ROOT_TIME.to_string(), "1754-08-30T22:43:41.128654848Z");
+    }
+}
