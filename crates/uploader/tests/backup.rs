@@ -153,6 +153,17 @@ fn every_kind_of_change_is_found() {
 }
 
 #[test]
+fn the_estimate_is_what_the_backup_then_finds() {
+    let place = Place::new();
+    TreeSpec::small(23).grow(&place.source()).unwrap();
+    write(place.source().join(".kopiaignore"), "dir-00*\n");
+    let (_, totals) = place.open().back_up(|options| options.estimate = true);
+    // It may not have come to its end, but never tells more than there is.
+    assert!(totals.estimated_files <= totals.files && totals.estimated_bytes <= totals.bytes, "{totals:?}");
+    assert!(totals.excluded_directories > 0);
+}
+
+#[test]
 fn a_damaged_parent_costs_time_and_nothing_else() {
     let place = Place::new();
     TreeSpec::small(17).grow(&place.source()).unwrap();

@@ -29,6 +29,10 @@ impl Ours {
         self.home.path().join("repository.config")
     }
 
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lifeboat-repo"));
         command
@@ -59,9 +63,9 @@ impl Ours {
         self.run(words.into_iter().chain([path.as_os_str()])).map(drop)
     }
 
-    pub fn snapshot(&self, path: &Path) -> Result<Snapshot> {
-        let output =
-            self.run([OsStr::new("snapshot"), OsStr::new("create"), OsStr::new("--json"), path.as_os_str()])?;
+    pub fn snapshot(&self, path: &Path, extra: &[&str]) -> Result<Snapshot> {
+        let words = ["snapshot", "create", "--json"].map(OsStr::new).into_iter();
+        let output = self.run(words.chain([path.as_os_str()]).chain(extra.iter().map(OsStr::new)))?;
         serde_json::from_slice(&output.stdout)
             .context("lifeboat-repo printed something that is not a snapshot")
     }

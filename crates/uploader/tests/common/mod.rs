@@ -69,14 +69,23 @@ impl Place {
     }
 
     pub fn open(&self) -> Opened<'_> {
+        self.open_within(BUDGET)
+    }
+
+    /// With so much memory for buffers.
+    pub fn open_within(&self, bytes: u64) -> Opened<'_> {
         let open = FsStore::open(FsOptions::new(self.path("repository")));
-        self.open_store(Arc::new(self.runtime.block_on(open).unwrap()))
+        self.open_store_within(Arc::new(self.runtime.block_on(open).unwrap()), bytes)
     }
 
     pub fn open_store(&self, store: Arc<dyn BlobStore>) -> Opened<'_> {
+        self.open_store_within(store, BUDGET)
+    }
+
+    pub fn open_store_within(&self, store: Arc<dyn BlobStore>, bytes: u64) -> Opened<'_> {
         let _context = self.runtime.enter();
         let identity = ClientIdentity { username: "u".into(), hostname: "h".into() };
-        let budget = Budget::new(BUDGET);
+        let budget = Budget::new(bytes);
         let mut options = OpenOptions::new(store, Password::new(PASSWORD), identity);
         options.budget = budget.clone();
         let inner = self.runtime.block_on(Repository::open(options)).unwrap();
@@ -102,6 +111,7 @@ impl Opened<'_> {
             description: "test".into(),
             extras: true,
             checkpoint_interval: None,
+            estimate: false,
             fail_fast: false,
             threads: 0,
             budget: self.budget.clone(),

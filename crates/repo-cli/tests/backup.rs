@@ -1,0 +1,194 @@
+//! `snapshot create` as a process: killed, ended by a signal, and faced with files that it must not read.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::Ours;
+use lifeboat_testkit::kopia::Kopia;
+use lifeboat_testkit::tree::{Compare, Random, assert_same};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const PASSWORD: &str = "correct horse battery staple";
+
+struct Place {
+    folder: tempfile::TempDir,
+    ours: Ours,
+}
+
+impl Place {
+    fn new() -> Place {
+        let place = Place { folder: tempfile::tempdir().unwrap(), ours: Ours::new(PASSWORD).unwrap() };
+        std::fs::create_dir(place.source()).unwrap();
+        place.ours.create_filesystem(&place.repository(), &[]).unwrap();
+        place
+    }
+
+    fn repository(&self) -> PathBuf {
+        self.folder.path().join("repository")
+    }
+
+    fn source(&self) -> PathBuf {
+        self.folder.path().join("source")
+    }
+
+    /// Data that takes a while to back up.
+    fn plant(&self, files: usize, size: usize) {
+        let mut random = Random::new(1);
+        for number in 0..files {
+            let folder = self.source().join(format!("{:03}", number / 20));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(format!("{number:04}")), random.bytes(size)).unwrap();
+        }
+    }
+
+    fn start(&self, extra: &[&str]) -> Child {
+        let source = self.source();
+        let words = ["snapshot", "create", source.to_str().unwrap()];
+        let mut command = self.ours.command(words.iter().chain(extra));
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    fn snapshots(&self) -> Vec<Value> {
+        let output = self.ours.run(["snapshot", "list", "--all", "--json"]).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn incomplete(&self) -> Vec<Value> {
+        self.snapshots().into_iter().filter(|snapshot| !snapshot["incomplete"].is_null()).collect()
+    }
+
+    /// The next backup takes over what the incomplete one had, and kopia finds nothing wrong.
+    fn assert_goes_on(&self, files: u64) {
+        self.ours.snapshot(&self.source(), &[]).unwrap();
+        let snapshots = self.snapshots();
+        let last = snapshots.last().unwrap();
+        assert!(last["incomplete"].is_null());
+        assert!(last["stats"]["cachedFiles"].as_u64().unwrap() > 0, "{last}");
+        assert_eq!(last["rootEntry"]["summ"]["files"], files);
+        assert!(self.incomplete().is_empty());
+        let kopia = Kopia::new(PASSWORD).unwrap();
+        kopia.connect_filesystem(&self.repository(), &[]).unwrap();
+        kopia.verify_snapshots().unwrap();
+    }
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(300), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_backup_that_is_killed_is_gone_on_with_from_its_last_checkpoint() {
+    let place = Place::new();
+    place.plant(600, 500_000);
+    let mut child = place.start(&["--checkpoint-interval", "100ms", "--parallel", "1"]);
+    wait_for("a checkpoint", || {
+        let files = |snapshot: &Value| snapshot["rootEntry"]["summ"]["files"].as_u64().unwrap_or(0);
+        place.incomplete().iter().any(|snapshot| files(snapshot) > 0) || child.try_wait().unwrap().is_some()
+    });
+    child.kill().unwrap();
+    assert!(!child.wait().unwrap().success(), "the backup was over before it could be killed");
+    place.assert_goes_on(600);
+}
+
+#[test]
+fn backups_that_are_killed_at_any_time_damage_nothing() {
+    let place = Place::new();
+    place.plant(200, 300_000);
+    let mut random = Random::new(9);
+    for round in 0..6 {
+        let mut child = place.start(&["--checkpoint-interval", "30ms"]);
+        std::thread::sleep(Duration::from_millis(random.below(60 << round)));
+        // It may be over already, which is one of the times.
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let snapshot = place.ours.snapshot(&place.source(), &[]).unwrap();
+    let kopia = Kopia::new(PASSWORD).unwrap();
+    kopia.connect_filesystem(&place.repository(), &[]).unwrap();
+    kopia.verify_snapshots().unwrap();
+    let restored = place.folder.path().join("restored");
+    kopia.restore(&snapshot.id, &restored).unwrap();
+    assert_same(&place.source(), &restored, Compare::kept_by_kopia()).unwrap();
+}
+
+#[test]
+fn a_signal_ends_a_backup_with_an_incomplete_snapshot() {
+    let place = Place::new();
+    place.plant(600, 500_000);
+    let mut child = place.start(&["--parallel", "1"]);
+    let packs = || {
+        let folders = std::fs::read_dir(place.repository()).unwrap();
+        folders.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with('p')).count()
+    };
+    wait_for("the first packs", || packs() > 0 || child.try_wait().unwrap().is_some());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .unwrap();
+    assert!(!child.wait().unwrap().success());
+    let incomplete = place.incomplete();
+    assert_eq!(incomplete.len(), 1);
+    assert_eq!(incomplete[0]["incomplete"], "canceled");
+    place.assert_goes_on(600);
+}
+
+/// Runs a backup as somebody who must not read everything.
+fn back_up_as_nobody(place: &Place, extra: &[&str]) -> std::process::Output {
+    let source = place.source();
+    let words = ["snapshot", "create", "--json", source.to_str().unwrap()];
+    let mut command = place.ours.command(words.iter().chain(extra));
+    if rustix::process::geteuid().is_root() {
+        for path in [place.folder.path(), &place.repository(), place.ours.home()] {
+            give_to_nobody(path);
+        }
+        command.uid(65534).gid(65534);
+    }
+    command.output().unwrap()
+}
+
+fn give_to_nobody(path: &Path) {
+    std::os::unix::fs::lchown(path, Some(65534), Some(65534)).unwrap();
+    if path.is_dir() && !path.ends_with("source") {
+        std::fs::read_dir(path).unwrap().for_each(|entry| give_to_nobody(&entry.unwrap().path()));
+    }
+}
+
+#[test]
+fn what_must_not_be_read_is_named_and_the_policy_decides() {
+    let place = Place::new();
+    let source = place.source();
+    std::fs::write(source.join("open"), "x").unwrap();
+    std::fs::write(source.join("closed"), "x").unwrap();
+    std::fs::set_permissions(source.join("closed"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::create_dir(source.join("locked")).unwrap();
+    std::fs::set_permissions(source.join("locked"), PermissionsExt::from_mode(0)).unwrap();
+
+    let strict = back_up_as_nobody(&place, &[]);
+    let errors = String::from_utf8_lossy(&strict.stderr);
+    assert!(!strict.status.success(), "{errors}");
+    assert!(errors.contains("closed") && errors.contains("locked"), "{errors}");
+    assert!(errors.contains("2 entries"), "{errors}");
+    let snapshot: Value = serde_json::from_slice(&strict.stdout).unwrap();
+    assert_eq!(snapshot["rootEntry"]["summ"]["numFailed"], 2);
+    assert_eq!(snapshot["rootEntry"]["summ"]["files"], 1);
+
+    let fast = back_up_as_nobody(&place, &["--fail-fast"]);
+    assert!(!fast.status.success() && fast.stdout.is_empty());
+
+    let kopia = Kopia::new(PASSWORD).unwrap();
+    kopia.connect_filesystem(&place.repository(), &[]).unwrap();
+    kopia.set_policy(&["--global", "--ignore-file-errors=true", "--ignore-dir-errors=true"]).unwrap();
+    let lenient = back_up_as_nobody(&place, &[]);
+    let errors = String::from_utf8_lossy(&lenient.stderr);
+    assert!(lenient.status.success(), "{errors}");
+    assert!(errors.contains("2 errors were ignored"), "{errors}");
+    // So that the folder can be removed.
+    std::fs::set_permissions(source.join("locked"), PermissionsExt::from_mode(0o700)).unwrap();
+}

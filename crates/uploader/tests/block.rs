@@ -1,0 +1,196 @@
+//! Block devices and image files, in full and by changed ranges.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::single_range_in_vec_init)] // a list of ranges is what is meant
+
+mod common;
+
+use common::{Opened, Place, root_object};
+use lifeboat_kopia::policy::Policy;
+use lifeboat_kopia::snapshot::SnapshotManifest;
+use lifeboat_repository::{Id, Repository as _};
+use lifeboat_testkit::tree::Random;
+use lifeboat_uploader::{BlockBackupOptions, Cancel, Error, Progress, Totals, back_up_block, save_snapshot};
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+/// Not a multiple of anything.
+const SIZE: u64 = 37 * MIB + 1234;
+
+/// An image with data, zeros and holes.
+fn plant_image(path: &Path) -> File {
+    let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    file.set_len(SIZE).unwrap();
+    let mut random = Random::new(3);
+    file.write_all_at(&random.bytes(5 << 20), 0).unwrap();
+    file.write_all_at(&random.bytes(100), 9 * MIB + 17).unwrap();
+    file.write_all_at(&vec![0; 3 << 20], 20 * MIB).unwrap();
+    file.write_all_at(&random.bytes(3 << 20), SIZE - 3 * MIB).unwrap();
+    file
+}
+
+fn options(place: &Place, opened: &Opened<'_>, path: &Path) -> BlockBackupOptions {
+    BlockBackupOptions {
+        path: path.to_owned(),
+        source: place.source_info(),
+        policy: Policy::defaults(),
+        changes: None,
+        description: "Kopia Uploader".to_owned(),
+        threads: 0,
+        budget: opened.budget.clone(),
+    }
+}
+
+fn back_up(opened: &Opened<'_>, options: &BlockBackupOptions) -> (SnapshotManifest, Totals) {
+    let progress = Progress::default();
+    let mut snapshot = back_up_block(&opened.interface, options, &progress, &Cancel::default()).unwrap();
+    save_snapshot(&opened.interface, &mut snapshot).unwrap();
+    opened.interface.flush().unwrap();
+    (snapshot, progress.totals())
+}
+
+fn data_of(opened: &Opened<'_>, snapshot: &SnapshotManifest) -> Vec<u8> {
+    let file = opened.entries(root_object(snapshot)).remove(0);
+    let mut reader = opened.interface.open_object(&Id::new(file.object)).unwrap();
+    let mut data = Vec::new();
+    reader.read_to_end(&mut data).unwrap();
+    assert_eq!(data.len() as u64, file.size);
+    data
+}
+
+#[test]
+fn an_image_becomes_a_snapshot_in_velero_s_shape_that_kopia_reads() {
+    let place = Place::new();
+    let path = place.path("image");
+    plant_image(&path);
+    let opened = place.open();
+    let (snapshot, totals) = back_up(&opened, &options(&place, &opened, &path));
+    assert_eq!((totals.files, totals.bytes, totals.estimated_bytes), (1, SIZE, SIZE));
+    let root = snapshot.root_entry.as_ref().unwrap();
+    let name = path.to_str().unwrap();
+    assert_eq!((root.name.as_str(), root.mode.to_unix(), root.uid), (Some(name), 0o777, 0));
+    assert_eq!(root.mtime.to_string(), "1754-08-30T22:43:41.128654848Z");
+    let entries = opened.entries(&root.object);
+    assert_eq!(entries.len(), 1);
+    assert_eq!(
+        (entries[0].name.as_str(), entries[0].mode.to_unix(), entries[0].size),
+        (Some(name), 0o777, SIZE)
+    );
+    assert_eq!(snapshot.stats.total_size, SIZE as i64);
+
+    let expected = std::fs::read(&path).unwrap();
+    assert!(data_of(&opened, &snapshot) == expected, "the image is not the same");
+    place.kopia.verify_snapshots().unwrap();
+    let shown = place.kopia.run(["show", &entries[0].object]).unwrap().stdout;
+    assert!(shown == expected, "kopia reads something else");
+}
+
+#[test]
+fn only_what_changed_is_read_and_the_rest_is_the_earlier_snapshot_s() {
+    let place = Place::new();
+    let path = place.path("image");
+    let file = plant_image(&path);
+    let opened = place.open();
+    let (first, _) = back_up(&opened, &options(&place, &opened, &path));
+
+    let mut random = Random::new(4);
+    file.write_all_at(&random.bytes(10), 3).unwrap();
+    file.write_all_at(&random.bytes(4096), 15 * MIB - 1).unwrap();
+    // Zeros where there was data have to be said.
+    file.write_all_at(&vec![0; 2 << 20], 2 * MIB).unwrap();
+    // What is not told is not looked at.
+    file.write_all_at(b"unseen", 30 * MIB).unwrap();
+    let changed: Vec<Range<u64>> = vec![3..13, 2 * MIB..4 * MIB, 15 * MIB - 1..15 * MIB + 4095];
+    let mut incremental = options(&place, &opened, &path);
+    incremental.changes = Some((first.clone(), changed));
+    let (second, totals) = back_up(&opened, &incremental);
+    assert_eq!((totals.hashed_bytes, totals.bytes), (5 * MIB, SIZE));
+    let mut expected = std::fs::read(&path).unwrap();
+    expected[30 << 20..][..6].fill(0);
+    assert!(data_of(&opened, &second) == expected, "the image is not the same");
+
+    // A volume that has grown, and one that has shrunk.
+    for size in [SIZE + 3 * MIB, 11 * MIB + 5] {
+        file.set_len(size).unwrap();
+        let mut incremental = options(&place, &opened, &path);
+        incremental.changes = Some((second.clone(), vec![30 * MIB..31 * MIB]));
+        let (snapshot, _) = back_up(&opened, &incremental);
+        assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap(), "not the same at size {size}");
+    }
+    place.kopia.verify_snapshots().unwrap();
+}
+
+#[test]
+fn an_earlier_snapshot_of_something_else_is_not_relied_on() {
+    let place = Place::new();
+    let path = place.path("image");
+    plant_image(&path);
+    for name in ["a", "b"] {
+        common::write(place.source().join(name), name);
+    }
+    let (of_files, _) = place.back_up();
+    let mut missing = of_files.clone();
+    missing.root_entry.as_mut().unwrap().object = "kffffffffffffffffffffffffffffffff".to_owned();
+    let opened = place.open();
+    for parent in [of_files, missing] {
+        let mut options = options(&place, &opened, &path);
+        options.changes = Some((parent, Vec::new()));
+        let (snapshot, totals) = back_up(&opened, &options);
+        assert_eq!(totals.hashed_bytes, SIZE);
+        assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap());
+    }
+}
+
+#[test]
+fn what_is_no_device_and_what_is_cancelled_end_with_an_error() {
+    let place = Place::new();
+    let opened = place.open();
+    let run = |path: &Path, cancel: &Cancel| {
+        let options = options(&place, &opened, path);
+        back_up_block(&opened.interface, &options, &Progress::default(), cancel)
+    };
+    let error = run(&place.source(), &Cancel::default()).unwrap_err().to_string();
+    assert!(error.contains("neither a block device nor a file"), "{error}");
+    assert!(run(&place.path("nothing"), &Cancel::default()).is_err());
+    let path = place.path("image");
+    plant_image(&path);
+    let cancel = Cancel::default();
+    cancel.cancel();
+    assert!(matches!(run(&path, &cancel), Err(Error::Cancelled)));
+}
+
+/// A loop device, gone when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(image: &Path) -> Loop {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
+        let output = output.expect("losetup is missing: install util-linux");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "losetup failed (it takes root and loop devices): {error}");
+        Loop(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_real_block_device_is_read_to_its_last_byte() {
+    let place = Place::new();
+    let path = place.path("image");
+    // Devices have whole sectors.
+    plant_image(&path).set_len(SIZE / 512 * 512).unwrap();
+    let device = Loop::new(&path);
+    let opened = place.open();
+    let (snapshot, totals) = back_up(&opened, &options(&place, &opened, &device.0));
+    assert_eq!(totals.bytes, SIZE / 512 * 512);
+    assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap(), "the device is not the same");
+}
