@@ -166,9 +166,9 @@ fn what_must_not_be_read_is_named_and_the_policy_decides() {
     let source = place.source();
     std::fs::write(source.join("open"), "x").unwrap();
     std::fs::write(source.join("closed"), "x").unwrap();
-    std::fs::set_permissions(source.join("closed"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(source.join("closed"), PermissionsExt::from_mode(0o000)).unwrap();
     std::fs::create_dir(source.join("locked")).unwrap();
-    std::fs::set_permissions(source.join("locked"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(source.join("locked"), PermissionsExt::from_mode(0o000)).unwrap();
 
     let strict = back_up_as_nobody(&place, &[]);
     let errors = String::from_utf8_lossy(&strict.stderr);

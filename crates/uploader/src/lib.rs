@@ -16,9 +16,7 @@ mod snapshots;
 mod source;
 
 pub use backup::{BackupOptions, MAX_CHECKPOINT_INTERVAL, back_up};
-pub use block::{
-    BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, back_up_block, restore_block,
-};
+pub use block::{BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, back_up_block, restore_block};
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
 pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};

@@ -72,6 +72,20 @@ fn what_kopia_has_no_place_for_is_kept_beside_it() {
 }
 
 #[test]
+fn a_small_file_with_holes_is_read_from_its_beginning() {
+    let place = Place::new();
+    let file = fs::File::create(place.source().join("sparse")).unwrap();
+    file.set_len(300_000).unwrap();
+    file.write_all_at(b"the beginning", 0).unwrap();
+    file.write_all_at(b"the end", 299_993).unwrap();
+    let (snapshot, totals) = place.back_up();
+    assert_eq!((totals.changed, totals.hashed_bytes), (0, 300_000));
+    let restored = place.path("restored");
+    place.kopia.restore(snapshot.id.as_str(), &restored).unwrap();
+    assert!(fs::read(restored.join("sparse")).unwrap() == fs::read(place.source().join("sparse")).unwrap());
+}
+
+#[test]
 fn special_files_are_left_out_or_refused_where_extras_are_not_kept() {
     let place = Place::new();
     write(place.source().join("file"), b"x");

@@ -32,6 +32,10 @@ fn store_with_faults(place: &Place) -> (Arc<dyn BlobStore>, Control) {
 /// Small files, and large ones that do not compress.
 fn plant(place: &Place) {
     TreeSpec::medium(29).grow(&place.source()).unwrap();
+    plant_large(place);
+}
+
+fn plant_large(place: &Place) {
     let mut random = Random::new(29);
     for number in 0..6 {
         write(place.source().join(format!("large-{number}")), random.bytes(9 << 20));
@@ -83,7 +87,7 @@ fn a_store_that_is_full_ends_the_backup_with_its_reason_and_harms_no_earlier_sna
     let place = Place::new();
     TreeSpec::small(31).grow(&place.source()).unwrap();
     let (before, _) = place.back_up();
-    plant(&place);
+    plant_large(&place);
     let (store, control) = store_with_faults(&place);
     let full = Rule::on(Operation::Put).prefix("p").skip(1).times(CALLS);
     control.plan(full.action(Action::FailBefore(ErrorKind::Full)));

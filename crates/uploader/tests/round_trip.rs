@@ -166,14 +166,18 @@ fn xattrs(top: &Path) -> BTreeMap<PathBuf, Vec<(String, Vec<u8>)>> {
     found
 }
 
-/// Without what stock kopia cannot carry: pipes, sockets and devices, names that are not text, and names that have no
-/// room for what it adds to them while it restores.
+/// Without what stock kopia cannot carry: pipes, sockets and devices, names that are not text or have no room for what
+/// it adds to them while it restores, and times that are too many nanoseconds.
 fn carried_by_kopia(nodes: &[Node]) -> Vec<Node> {
     let carried = nodes.iter().filter(|node| {
         let special = matches!(node.what, What::Fifo | What::Socket | What::Device);
         !special && node.name.len() < 200 && std::str::from_utf8(&node.name).is_ok()
     });
-    carried.cloned().collect()
+    let carried = carried.cloned().map(|node| {
+        let (seconds, nanoseconds) = node.time;
+        Node { time: (seconds.min(0x2_0000_0000), nanoseconds), ..node }
+    });
+    carried.collect()
 }
 
 #[test]

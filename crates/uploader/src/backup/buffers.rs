@@ -75,13 +75,13 @@ impl Room {
         place
     }
 
-    /// Reads `wanted` bytes of a file, or up to its end.
+    /// Reads `wanted` bytes of a file from its beginning, wherever looking for holes has left it, or up to its end.
     pub(super) fn read(&mut self, file: impl AsFd, wanted: usize) -> rustix::io::Result<Range<usize>> {
         let start = self.filled;
         let end = start + wanted.min(self.left());
         let mut at = start;
         while at < end {
-            match rustix::io::read(&file, &mut self.bytes[at..end]) {
+            match rustix::io::pread(&file, &mut self.bytes[at..end], (at - start) as u64) {
                 Ok(0) => break,
                 Ok(count) => {
                     at += count;

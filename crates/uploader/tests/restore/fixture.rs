@@ -64,8 +64,13 @@ impl Fixture {
         let options = BackupOptions {
             path: path.to_path_buf(),
             source: SourceInfo::new("tester", "testhost", path.to_str().unwrap()),
-            policy: Policy::defaults(),
+            policies: Policy::defaults().into(),
+            parents: Vec::new(),
             description: String::new(),
+            extras: true,
+            checkpoint_interval: None,
+            estimate: false,
+            fail_fast: true,
             threads: 2,
             budget: self.budget.clone(),
         };
