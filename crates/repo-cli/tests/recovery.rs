@@ -84,7 +84,7 @@ fn verify_names_what_is_damaged_and_repair_makes_kopia_open_it_again() -> Result
     let (kopia, ours) = (Kopia::new(PASSWORD)?, Ours::new(PASSWORD)?);
     ours.create_filesystem(&repository, &[])?;
     kopia.connect_filesystem(&repository, &["--max-list-cache-duration=0s"])?;
-    let taken = ours.snapshot(&source)?;
+    let taken = ours.snapshot(&source, &[])?;
     let sound = text(&ours.run(["repository", "verify", "--full"])?.stdout);
     assert!(sound.starts_with("Verified "), "{sound}");
     let nothing = text(&ours.run(["repository", "repair", "--full"])?.stdout);
@@ -110,7 +110,7 @@ fn verify_names_what_is_damaged_and_repair_makes_kopia_open_it_again() -> Result
 
     // The next backup brings the rest back.
     kopia.run(["cache", "clear"])?;
-    ours.snapshot(&source)?;
+    ours.snapshot(&source, &[])?;
     ours.run(["repository", "verify", "--full"])?;
     kopia.verify_contents()?;
     kopia.verify_snapshots()?;

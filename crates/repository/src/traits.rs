@@ -194,6 +194,12 @@ pub trait Repository: Send + Sync {
         Ok(Box::new(InOrder::new(self.new_object(options)?)))
     }
 
+    /// Whether all that an object needs is there, as far as it takes no reading of its data to tell: asked before it is
+    /// used again. An engine that does not know says yes.
+    fn is_whole(&self, _id: &Id) -> Result<bool> {
+        Ok(true)
+    }
+
     /// Joins objects, in order, into one without copying their data.
     fn concatenate(&self, parts: &[Id]) -> Result<Id>;
 

@@ -6,7 +6,7 @@ mod common;
 use common::{Place, root_object, write};
 use lifeboat_kopia::gojson::Base64;
 use lifeboat_kopia::snapshot::{EntryType, Extras, SpecialKind, XattrName};
-use lifeboat_testkit::tree::TreeSpec;
+use lifeboat_testkit::tree::{Random, TreeSpec};
 use lifeboat_uploader::{Cancel, Progress, back_up};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 use std::ffi::OsStr;
@@ -189,6 +189,23 @@ fn a_damaged_parent_costs_time_and_nothing_else() {
     });
     assert_eq!(second.hashed_files, totals.files);
     assert_eq!(root_object(&again), root_object(&first));
+}
+
+#[test]
+fn data_that_is_lost_is_read_again_although_the_file_is_as_it_was() {
+    let place = Place::new();
+    let grown = TreeSpec::small(19).grow(&place.source()).unwrap();
+    write(place.source().join("large"), Random::new(1).bytes(20 << 20));
+    let (first, _) = place.back_up();
+    let folders = fs::read_dir(place.path("repository")).unwrap().map(|entry| entry.unwrap().path());
+    for packs in folders.filter(|path| path.file_name().is_some_and(|name| name.as_bytes()[0] == b'p')) {
+        fs::remove_dir_all(packs).unwrap();
+    }
+    let (again, totals) = place.back_up();
+    assert_eq!((totals.cached_files, totals.hashed_files), (0, (grown.files + grown.symlinks + 1) as u64));
+    assert_eq!(root_object(&again), root_object(&first));
+    place.kopia.verify_snapshots().unwrap();
+    place.kopia.verify_contents().unwrap();
 }
 
 #[test]

@@ -101,6 +101,11 @@ impl ContentStore {
         Ok(self.lookup(id)?.is_some_and(|entry| !missing.contains(&entry.pack)))
     }
 
+    /// The same for worker threads, of the published index.
+    pub fn has(&self, id: &ContentId) -> Result<bool> {
+        Ok(self.shared.committed.ask(|index| index.contains_live(id))? && !self.has_lost(id)?)
+    }
+
     /// Whether everything in the index can be relied on, as far as it takes no reading to tell.
     pub async fn is_whole(&self) -> bool {
         self.missing_packs().await.is_empty() && self.damaged_index().is_empty()

@@ -73,12 +73,8 @@ impl Objects {
     }
 
     /// Whether everything that an object needs is there, as far as the index and one listing of the packs tell: asked
-    /// before an object of an earlier snapshot is used again without its data being read. Costs nothing as long as
-    /// nothing is missing in the repository.
+    /// before an object of an earlier snapshot is used again without its data being read.
     pub async fn is_whole(&self, id: ObjectId) -> Result<bool> {
-        if self.contents.is_whole().await {
-            return Ok(true);
-        }
         let layout = match ObjectLayout::load(self, id).await {
             Ok(layout) => layout,
             Err(Error::Storage(error)) => return Err(error.into()),

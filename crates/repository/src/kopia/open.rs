@@ -76,6 +76,15 @@ impl Repository for KopiaRepository {
         new_region_writer(self.inner.objects(), options)
     }
 
+    fn is_whole(&self, id: &Id) -> Result<bool> {
+        let id = object_id(id)?;
+        match id.levels() {
+            // Nearly all objects are; it takes a look-up.
+            0 => Ok(self.inner.contents().has(&id.content())?),
+            _ => Ok(self.runtime().block_on(self.inner.objects().is_whole(id))?),
+        }
+    }
+
     fn concatenate(&self, parts: &[Id]) -> Result<Id> {
         let parts = parts.iter().map(object_id).collect::<Result<Vec<_>>>()?;
         let objects = self.inner.objects();

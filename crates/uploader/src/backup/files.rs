@@ -312,7 +312,10 @@ impl<'r, 'a> FileWork<'r, 'a> {
                 if self.json.is_empty() {
                     encode_entry(entry, &mut self.json)?;
                 }
-                if is_unchanged(json, &self.json, self.run.options.extras, stat, extras_until) {
+                let object = unchanged(json, &self.json, self.run.options.extras, stat, extras_until);
+                if let Some(object) = object
+                    && self.run.can_reuse(object)?
+                {
                     self.run.progress.cached(entry.size);
                     self.part.summary.add(entry);
                     self.part.same &= parent == 0;
@@ -320,7 +323,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
                 }
             }
             let Ok(previous) = RawEntry::new(json).parse() else { continue };
-            if is_same_state(&previous, entry) {
+            if is_same_state(&previous, entry) && self.run.can_reuse(&previous.object)? {
                 let mut renewed = DirEntry { object: previous.object, ..entry.clone() };
                 // Nothing was written to the file, so its holes are where they were.
                 let holes = match extras_until {
@@ -494,24 +497,26 @@ impl<'r, 'a> FileWork<'r, 'a> {
     }
 }
 
-/// Whether the parent's entry `json` can be taken over as it is for a file whose entry, without object and extras, is
-/// `head`.
-fn is_unchanged(
-    json: &[u8],
+/// The object of the parent's entry `json` if it can be taken over as it is for a file whose entry, without object and
+/// extras, is `head`.
+fn unchanged<'j>(
+    json: &'j [u8],
     head: &[u8],
     with_extras: bool,
     stat: &Stat,
     extras_until: Option<Timestamp>,
-) -> bool {
+) -> Option<&'j str> {
     // The object is empty and the last member of `head`: what follows its first quote is `"}`.
     let (before_object, end) = head.split_at(head.len().saturating_sub(2));
-    let Some(rest) = json.strip_prefix(before_object) else { return false };
-    match with_extras {
+    let rest = json.strip_prefix(before_object)?;
+    let object = rest.split(|byte| *byte == b'"').next()?;
+    let is_same = match with_extras {
         // Everything that changes extras changes this time as well, and nobody can set it.
         true => extras_until.is_some_and(|until| change_time(stat) < until),
         // The object, and nothing behind it.
-        false => rest.strip_suffix(end).is_some_and(|object| !object.contains(&b'"')),
-    }
+        false => &rest[object.len()..] == end,
+    };
+    str::from_utf8(object).ok().filter(|_| is_same)
 }
 
 /// Whether a file is, by Kopia's rule, still as it was. Special files are files without bytes, so that one that became

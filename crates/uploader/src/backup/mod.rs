@@ -29,7 +29,7 @@ use lifeboat_kopia::policy::PolicyTree;
 use lifeboat_kopia::snapshot::{
     DirEntry, IncompleteReason, RawEntry, SnapshotManifest, SourceInfo, Stats, listed_name,
 };
-use lifeboat_repository::{Id, ObjectWriteOptions, Repository, WholeObject};
+use lifeboat_repository::{ErrorKind, Id, ObjectWriteOptions, Repository, WholeObject};
 use links::Links;
 use parents::{ParentDir, ParentListing};
 use parking_lot::Mutex;
@@ -423,6 +423,15 @@ impl Run<'_> {
             return Err(Error::Entries { count: 1, path, error: error.to_string() });
         }
         Ok(())
+    }
+
+    /// Whether an object of an earlier snapshot is still there: what is lost comes back when the file is read again.
+    fn can_reuse(&self, object: &str) -> Result<bool> {
+        match self.repository.is_whole(&Id::new(object)) {
+            // It is not an object at all.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(false),
+            known => Ok(known?),
+        }
     }
 
     fn write_one(&self, object: &WholeObject<'_>) -> Result<Id> {
