@@ -17,6 +17,8 @@ use std::sync::Arc;
 const BLOCK: usize = 64 << 10;
 /// So many runs are merged into one, to bound what reading them takes.
 const MAX_RUNS: usize = 64;
+/// A sorter has at least this much memory, whatever the budget says.
+const LEAST: u64 = 64 << 10;
 /// A key's length comes first, in two bytes.
 const LENGTH: usize = 2;
 
@@ -29,11 +31,17 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// A sorter for records with tails of `tail_len` bytes. It draws a 24th of the budget: five of them, the writer's
-    /// half and the cache's eighth leave a sixth for what is being read.
-    pub(crate) async fn sorter(&self, tail_len: usize) -> Result<Sorter> {
-        let bytes = (self.budget.total() / 24).clamp(64 << 10, 32 << 20).min(self.budget.total());
-        let memory = self.budget.reserve_async(bytes).await?;
-        Ok(Sorter {
+    /// half and the cache's eighth leave a sixth for what is being read. Where there is less it takes less, and writes
+    /// to its file more often: a backup asks for packs in the middle of its work, with memory of its own that it would
+    /// wait for.
+    pub(crate) fn sorter(&self, tail_len: usize) -> Sorter {
+        let mut bytes = (self.budget.total() / 24).clamp(LEAST, 32 << 20);
+        let mut memory = self.budget.try_reserve(bytes);
+        while memory.is_none() && bytes > LEAST {
+            bytes = (bytes / 2).max(LEAST);
+            memory = self.budget.try_reserve(bytes);
+        }
+        Sorter {
             scratch: self.clone(),
             tail_len,
             limit: bytes as usize,
@@ -41,7 +49,7 @@ impl Scratch {
             starts: Vec::new(),
             runs: Vec::new(),
             _memory: memory,
-        })
+        }
     }
 
     fn failed(&self, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
@@ -58,7 +66,7 @@ pub(crate) struct Sorter {
     data: Vec<u8>,
     starts: Vec<u32>,
     runs: Vec<Arc<Run>>,
-    _memory: Reservation,
+    _memory: Option<Reservation>,
 }
 
 impl Sorter {
@@ -462,7 +470,7 @@ mod tests {
     async fn records_come_back_in_order_with_the_least_tail_of_each_key() {
         for (count, budget) in [(0, 1 << 20), (10, 1 << 20), (20_000, 32 << 20), (200_000, 1 << 20)] {
             let scratch = scratch(budget);
-            let mut sorter = scratch.sorter(4).await.unwrap();
+            let mut sorter = scratch.sorter(4);
             let mut expected = BTreeMap::new();
             for (key, tail) in records(count) {
                 sorter.push(&key, &tail.to_be_bytes()).unwrap();

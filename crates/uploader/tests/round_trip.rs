@@ -180,11 +180,17 @@ fn carried_by_kopia(nodes: &[Node]) -> Vec<Node> {
     carried.collect()
 }
 
+/// So many trees, ten times as many in the long run.
+fn cases(count: u32) -> u32 {
+    if std::env::var_os("LIFEBOAT_LONG").is_some() { 10 * count } else { count }
+}
+
 #[test]
 fn any_tree_that_kopia_can_carry_comes_back_through_it_in_both_directions() {
     let place = Place::new();
     let rounds = Cell::new(0);
-    let mut runner = TestRunner::new(Config { cases: 6, failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: cases(3), failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&prop::collection::vec(node(), 0..60), |nodes| {
         let round = rounds.replace(rounds.get() + 1);
         let path = |name: &str| place.path(&format!("{name}-{round}"));
@@ -216,7 +222,8 @@ fn any_tree_comes_back_bit_for_bit_with_all_its_metadata() {
     let place = Place::new();
     let opened = place.open();
     let rounds = Cell::new(0);
-    let mut runner = TestRunner::new(Config { cases: 40, failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: cases(16), failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&prop::collection::vec(node(), 0..60), |nodes| {
         let round = rounds.replace(rounds.get() + 1);
         let (source, target) = (place.path(&format!("tree-{round}")), place.path(&format!("back-{round}")));

@@ -141,7 +141,7 @@ impl ContentStore {
 
     /// The names of all packs, in order. Listed side by side by their first digit.
     async fn list_packs(&self, scratch: &Scratch) -> Result<Sorted> {
-        let sorter = Mutex::new(scratch.sorter(0).await?);
+        let sorter = Mutex::new(scratch.sorter(0));
         let store = &self.shared.store;
         let prefixes = PackKind::ALL
             .into_iter()

@@ -103,7 +103,7 @@ async fn mark_once(repository: &Repository, scratch: &Scratch, parallel: usize) 
         None => None,
     };
     let links = match shelf.is_some() {
-        true => Some(Mutex::new(scratch.sorter(0).await?)),
+        true => Some(Mutex::new(scratch.sorter(0))),
         false => None,
     };
     let walk = Walk {
@@ -113,8 +113,8 @@ async fn mark_once(repository: &Repository, scratch: &Scratch, parallel: usize) 
         memory,
         finds: Arc::new(Finds {
             snapshots: list.snapshots.iter().map(|snapshot| snapshot.id.clone()).collect(),
-            contents: Mutex::new(scratch.sorter(SNAPSHOT).await?),
-            nodes: Mutex::new(scratch.sorter(SNAPSHOT).await?),
+            contents: Mutex::new(scratch.sorter(SNAPSHOT)),
+            nodes: Mutex::new(scratch.sorter(SNAPSHOT)),
             obstacles: Mutex::new(obstacles),
             links,
             read: AtomicU64::new(0),
@@ -315,7 +315,7 @@ impl Walk {
     async fn levels(&self) -> Result<Sorted> {
         let mut earlier = Sorted::empty(&self.scratch, SNAPSHOT);
         loop {
-            let next = self.scratch.sorter(SNAPSHOT).await?;
+            let next = self.scratch.sorter(SNAPSHOT);
             let found = std::mem::replace(&mut *self.finds.nodes.lock(), next);
             let (scratch, known, memory) = (self.scratch.clone(), earlier.clone(), self.memory.clone());
             let start = move || -> Result<Option<Level>> {
@@ -403,7 +403,7 @@ impl Walk {
         if read == 0 && !stale {
             return Ok(());
         }
-        let spare = self.scratch.sorter(0).await?;
+        let spare = self.scratch.sorter(0);
         let links = std::mem::replace(&mut *links.lock(), spare);
         let memory = self.memory.clone();
         let save = move || shelf.save(&reached, memory.as_ref(), &links.finish()?);
@@ -414,7 +414,7 @@ impl Walk {
     }
 
     async fn finish(self) -> Result<Marks> {
-        let spare = self.scratch.sorter(SNAPSHOT).await?;
+        let spare = self.scratch.sorter(SNAPSHOT);
         let contents = std::mem::replace(&mut *self.finds.contents.lock(), spare);
         let contents = blocking(move || contents.finish()).await??;
         let obstacles = std::mem::take(&mut *self.finds.obstacles.lock());

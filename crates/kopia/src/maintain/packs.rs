@@ -200,7 +200,7 @@ impl Session {
 
     /// Lists all blobs of these kinds.
     async fn list(&self, kinds: &[&str]) -> Result<Sorted> {
-        let sorter = Mutex::new(self.scratch.sorter(TAIL).await?);
+        let sorter = Mutex::new(self.scratch.sorter(TAIL));
         let store = self.repository.store();
         let prefixes = kinds.iter().flat_map(|kind| (0..16).map(move |digit| format!("{kind}{digit:x}")));
         stream::iter(prefixes)
@@ -285,7 +285,7 @@ impl Session {
     }
 
     async fn list_names(&self, prefixes: &[String]) -> Result<Sorted> {
-        let mut sorter = self.scratch.sorter(TAIL).await?;
+        let mut sorter = self.scratch.sorter(TAIL);
         for prefix in prefixes {
             let mut blobs = self.repository.store().list(prefix);
             while let Some(blob) = blobs.try_next().await? {

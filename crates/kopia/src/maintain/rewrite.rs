@@ -143,7 +143,7 @@ impl Session {
         if packs == 0 {
             return Ok(None);
         }
-        let sorter = self.scratch.sorter(0).await?;
+        let sorter = self.scratch.sorter(0);
         let all = contents.iterate(ContentRange::All, Deleted::Include);
         let chosen = Arc::new(chosen);
         let packs_in_order = chosen.clone();

@@ -51,7 +51,7 @@ impl Session {
         let limits = self.params.log_retention.or_default();
         let mut keeper = Keeper { limits, now, kept: Amount::default(), full: false };
         // Newest first: the key is the time, counted backwards, and the name.
-        let mut sorter = self.scratch.sorter(size_of::<u64>()).await?;
+        let mut sorter = self.scratch.sorter(size_of::<u64>());
         let store = self.repository.store().clone();
         let mut logs = store.list(LOG_PREFIX);
         while let Some(log) = logs.try_next().await? {
