@@ -205,7 +205,7 @@ fn restore_small_files(files: usize) {
         let length = 100 + random.below(3997) as usize;
         fs::write(directory.join(number.to_string()), random.bytes(length)).unwrap();
     }
-    let id = ours.snapshot(&source).unwrap().id;
+    let id = ours.snapshot(&source, &[]).unwrap().id;
     let disk = tempfile::tempdir().unwrap();
     let target = disk.path().join("target");
     let limited =
