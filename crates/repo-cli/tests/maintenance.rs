@@ -37,8 +37,8 @@ fn the_plan_is_shown_first_and_what_is_not_needed_is_freed() -> Result<()> {
     std::fs::write(doomed.join("large"), vec![7; 3 << 20])?;
     let ours = Ours::new(PASSWORD)?;
     ours.create_filesystem(&repository, &IDENTITY)?;
-    let stays = ours.snapshot(&kept)?;
-    let goes = ours.snapshot(&doomed)?;
+    let stays = ours.snapshot(&kept, &[])?;
+    let goes = ours.snapshot(&doomed, &[])?;
     ours.run(["snapshot", "delete", &goes.id, "--delete"])?;
     // The index counts whole seconds, and only what was deleted before the present one is forgotten.
     std::thread::sleep(Duration::from_secs(2));
