@@ -1,13 +1,21 @@
 //! Time and chance as parameters, so that the same code runs under simulation.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where the time comes from.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// The current time.
     fn now(&self) -> Timestamp;
+
+    /// Waits; under simulation time passes without it.
+    fn sleep(&self, time: Duration) -> BoxFuture<'_, ()> {
+        tokio::time::sleep(time).boxed()
+    }
 }
 
 /// Where random bytes come from. Everything drawn here (pack names, session ids, nonces, salts) must never repeat.

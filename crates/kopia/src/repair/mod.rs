@@ -25,6 +25,7 @@ use crate::{Error, Result};
 use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_index::{ContentId, Deleted, IdRange};
 use std::collections::HashSet;
+use std::time::Duration;
 
 /// So many lost contents are forgotten at a time.
 const WINDOW: usize = 10_000;
@@ -203,7 +204,7 @@ impl Repair<'_> {
         let contents = self.repository.contents();
         let IndexBlobs::Epochs(index) = contents.index_blobs() else { return Ok(()) };
         let forgotten: HashSet<ContentId> = lost.iter().map(|lost| lost.id).collect();
-        let (snapshot, now) = (contents.snapshot(), self.repository.environment().clock.now().as_second());
+        let snapshot = contents.snapshot();
         let dropped_already = snapshot.watermark();
         let find = move || -> Result<Option<i64>> {
             let (mut last, mut first_other) = (i64::MIN, i64::MAX);
@@ -215,10 +216,19 @@ impl Repair<'_> {
                     _ => {}
                 }
             }
-            Ok(Some(last).filter(|last| *last > dropped_already && *last < first_other && *last < now))
+            Ok(Some(last).filter(|last| *last > dropped_already && *last < first_other))
         };
         let found = tokio::task::spawn_blocking(find).await.map_err(|e| Error::Worker(e.to_string()))?;
         let Some(time) = found? else { return Ok(()) };
+        // Deletions of a second are dropped together: it has to be over, or somebody else's would go too.
+        let clock = &self.repository.environment().clock;
+        let is_over = || clock.now().as_second() > time;
+        if !is_over() {
+            clock.sleep(Duration::from_secs(1)).await;
+        }
+        if !is_over() {
+            return Ok(());
+        }
         self.put(&names::watermark(time), names::WATERMARK_CONTENT).await?;
         index.refresh().await?;
         contents.refresh().await

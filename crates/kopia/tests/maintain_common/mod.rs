@@ -1,7 +1,9 @@
 //! A small world for the tests of maintenance: a store and a client that share a clock which the test moves.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
+use futures::FutureExt;
 use futures::TryStreamExt;
+use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, FsOptions, FsStore, MemoryStore, PutOptions};
 use lifeboat_budget::Budget;
@@ -22,6 +24,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 pub const PASSWORD: &str = "correct horse";
 
@@ -48,6 +51,11 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_second(self.0.load(Ordering::SeqCst)).unwrap()
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<'_, ()> {
+        self.0.fetch_add(time.as_secs() as i64, Ordering::SeqCst);
+        std::future::ready(()).boxed()
     }
 }
 
