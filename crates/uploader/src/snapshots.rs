@@ -2,9 +2,8 @@
 
 use crate::Result;
 use jiff::tz::TimeZone;
-use lifeboat_kopia::manifest::{ManifestId, TYPE_LABEL};
 use lifeboat_kopia::policy::{RetentionPolicy, compute_retention};
-use lifeboat_kopia::snapshot::{self, SNAPSHOT_TYPE, SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{self, ManifestId, SNAPSHOT_TYPE, SnapshotManifest, SourceInfo, TYPE_LABEL};
 use lifeboat_repository::{Id, Manifest, ManifestFilter, Repository};
 use std::collections::BTreeMap;
 use tracing::warn;

@@ -23,6 +23,9 @@ pub use name::EntryName;
 pub use source::{HOSTNAME_LABEL, PATH_LABEL, SourceInfo, USERNAME_LABEL};
 pub use summary::{DirSummary, EntryError, MAX_REPORTED_ERRORS, SummaryBuilder};
 
+// Part of the model: by these a snapshot is named and found.
+pub use crate::manifest::{ManifestId, TYPE_LABEL};
+
 /// The prefix of the contents of directory listings.
 pub const DIRECTORY_PREFIX: char = 'k';
 

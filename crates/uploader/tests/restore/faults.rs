@@ -74,7 +74,9 @@ fn resume(fixture: &Fixture, source: &Path, root: &lifeboat_kopia::snapshot::Dir
 fn a_cancel_ends_soon_even_if_the_store_hangs_and_the_rest_can_be_resumed() {
     let fixture = Fixture::new();
     let (source, root) = medium(&fixture, 4);
-    for (prefix, skip) in [("p", 3), ("p", 5), ("q", 2), ("q", 4)] {
+    for (prefix, skip) in [("p", 3), ("p", 5), ("q", 0)] {
+        // Who has read directories before does not ask for them again.
+        let repository = fixture.opened_afresh();
         let hang = Rule::on(Operation::Get).prefix(prefix).skip(skip).times(u64::MAX);
         fixture.faults.plan(hang.action(Action::Delay(Duration::from_secs(3600))));
         let cancel = Cancel::default();
@@ -91,8 +93,6 @@ fn a_cancel_ends_soon_even_if_the_store_hangs_and_the_rest_can_be_resumed() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
-            // A handle whose reads were interrupted is of no more use.
-            let repository = KopiaRepository::new(fixture.engine.clone());
             let outcome = restore(&repository, &root, &options, &progress, &cancel);
             ended.store(true, Ordering::Relaxed);
             outcome

@@ -29,6 +29,7 @@ pub struct Fixture {
     pub faults: Control,
     pub budget: Budget,
     pub folder: TempDir,
+    shaky: Arc<dyn BlobStore>,
 }
 
 impl Fixture {
@@ -44,14 +45,20 @@ impl Fixture {
         };
         let shaky: Arc<dyn BlobStore> = Arc::new(Retry::new(shaky, policy));
         let budget = Budget::new(96 << 20);
-        let identity = ClientIdentity { username: "tester".into(), hostname: "testhost".into() };
         let engine = runtime.block_on(async {
-            let mut options = OpenOptions::new(shaky, Password::new("a password"), identity);
-            options.budget = budget.clone();
+            let options = options(&shaky, &budget);
             Engine::create(options, &CreateOptions::default(), InitialState::Kopia).await.unwrap()
         });
         let repository = KopiaRepository::new(engine.clone());
-        Fixture { runtime, engine, repository, store, faults, budget, folder: tempfile::tempdir().unwrap() }
+        let folder = tempfile::tempdir().unwrap();
+        Fixture { runtime, engine, repository, store, faults, budget, folder, shaky }
+    }
+
+    /// The repository as another process sees it, which has read nothing of it yet.
+    pub fn opened_afresh(&self) -> KopiaRepository {
+        let budget = Budget::new(self.budget.total());
+        let open = async { Engine::open(options(&self.shaky, &budget)).await.unwrap() };
+        KopiaRepository::new(self.runtime.block_on(open))
     }
 
     /// A path in the test's folder.
@@ -134,6 +141,14 @@ impl Fixture {
     pub fn restore_with(&self, root: &DirEntry, options: &RestoreOptions) -> Result<RestoreReport> {
         self.repository.flush().unwrap();
         restore(&self.repository, root, options, &Progress::default(), &Cancel::default())
+    }
+}
+
+fn options(store: &Arc<dyn BlobStore>, budget: &Budget) -> OpenOptions {
+    let identity = ClientIdentity { username: "tester".into(), hostname: "testhost".into() };
+    OpenOptions {
+        budget: budget.clone(),
+        ..OpenOptions::new(store.clone(), Password::new("a password"), identity)
     }
 }
 
