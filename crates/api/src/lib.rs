@@ -16,7 +16,7 @@ pub mod v2alpha1;
 
 pub use duration::{Duration, ParseDurationError};
 pub use names::{annotations, finalizers, label_value, labels};
-pub use phase::{NodeOs, Phase, Progress};
+pub use phase::{NodeOs, OperationStatus, Phase, Progress};
 pub use schema::Nullable;
 
 /// The API group of every kind here.

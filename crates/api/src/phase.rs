@@ -2,6 +2,7 @@
 
 use crate::is_default;
 use crate::schema::string_enum;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -59,4 +60,28 @@ pub struct Progress {
     /// Bytes dealt with.
     #[serde(skip_serializing_if = "is_default")]
     pub bytes_done: i64,
+}
+
+/// What the four kinds of volume operations all say of themselves; part of the status of each.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct OperationStatus {
+    /// Where it stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Phase")]
+    pub phase: Option<Phase>,
+    /// What is to be said about it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub message: String,
+    /// When data began to move.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_timestamp: Option<Time>,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_timestamp: Option<Time>,
+    /// How far the data is.
+    pub progress: Progress,
+    /// When it was taken; the time for preparing runs from here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_timestamp: Option<Time>,
 }

@@ -30,6 +30,7 @@ pub mod snapshot;
 mod sort;
 pub mod velero;
 pub mod verify;
+mod worker;
 
 pub use env::{Clock, Environment, Random};
 pub use error::{Error, Result};

@@ -13,6 +13,7 @@ use crate::object::Objects;
 use crate::policy::{self, Policy};
 use crate::sealer::{Sealer, SealerKeys};
 use crate::snapshot::{self, SnapshotList, SourceInfo};
+use crate::worker::blocking;
 use crate::{Environment, Error, Result, velero};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -386,7 +387,7 @@ impl ManifestContents for ContentStore {
     async fn list(&self) -> Result<Vec<ContentId>> {
         let entries = self.iterate(ContentRange::Prefix(Prefix::MANIFEST), Deleted::Skip);
         let collect = move || entries.map(|entry| entry.map(|entry| entry.id)).collect();
-        tokio::task::spawn_blocking(collect).await.map_err(|e| Error::Worker(e.to_string()))?
+        blocking(collect).await?
     }
 
     async fn read(&self, id: &ContentId) -> Result<Bytes> {
@@ -400,6 +401,6 @@ impl ManifestContents for ContentStore {
             let item = ContentToWrite { data: &data, prefix: Prefix::MANIFEST, compression };
             store.write_and_delete(&item, &superseded)
         };
-        tokio::task::spawn_blocking(write).await.map_err(|e| Error::Worker(e.to_string()))?
+        blocking(write).await?
     }
 }

@@ -10,6 +10,7 @@ mod backup;
 mod block;
 mod compression;
 mod error;
+mod io;
 mod progress;
 mod restore;
 mod snapshots;

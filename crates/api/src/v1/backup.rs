@@ -1,6 +1,6 @@
 //! Backup: objects and volumes of a cluster, kept in a backup location.
 
-use super::BackupHooks;
+use super::{BackupHooks, Selection};
 use crate::schema::{foreign, string_enum};
 use crate::{Duration, Nullable, is_default};
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
@@ -26,18 +26,9 @@ use std::collections::BTreeMap;
 pub struct BackupSpec {
     /// What backups of a schedule carry.
     pub metadata: BackupMetadata,
-    /// Only these namespaces; all if empty.
-    #[serde(skip_serializing_if = "is_default")]
-    pub included_namespaces: Nullable<Vec<String>>,
-    /// Not these namespaces.
-    #[serde(skip_serializing_if = "is_default")]
-    pub excluded_namespaces: Nullable<Vec<String>>,
-    /// Only these resources; all if empty.
-    #[serde(skip_serializing_if = "is_default")]
-    pub included_resources: Nullable<Vec<String>>,
-    /// Not these resources.
-    #[serde(skip_serializing_if = "is_default")]
-    pub excluded_resources: Nullable<Vec<String>>,
+    /// Which objects it is about.
+    #[serde(flatten)]
+    pub selection: Selection,
     /// Only these resources outside namespaces.
     #[serde(skip_serializing_if = "is_default")]
     pub included_cluster_scoped_resources: Nullable<Vec<String>>,
@@ -50,10 +41,6 @@ pub struct BackupSpec {
     /// Not these resources inside namespaces.
     #[serde(skip_serializing_if = "is_default")]
     pub excluded_namespace_scoped_resources: Nullable<Vec<String>>,
-    /// Only what has these labels.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "foreign::nullable_label_selector")]
-    pub label_selector: Option<LabelSelector>,
     /// Only what one of these selects.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "foreign::nullable_label_selectors")]

@@ -1,8 +1,8 @@
 //! Commands and containers that run around the backup or restore of a pod.
 
+use super::Selection;
 use crate::schema::{foreign, string_enum};
 use crate::{Duration, Nullable, is_default};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -32,22 +32,9 @@ pub struct BackupHooks {
 pub struct BackupResourceHookSpec {
     /// The name of the hooks.
     pub name: String,
-    /// Only these namespaces.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub included_namespaces: Nullable<Vec<String>>,
-    /// Not these namespaces.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub excluded_namespaces: Nullable<Vec<String>>,
-    /// Only these resources.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub included_resources: Nullable<Vec<String>>,
-    /// Not these resources.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub excluded_resources: Nullable<Vec<String>>,
-    /// Only what has these labels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "foreign::nullable_label_selector")]
-    pub label_selector: Option<LabelSelector>,
+    /// Which objects it is about.
+    #[serde(flatten)]
+    pub selection: Selection,
     /// Before the pod is backed up.
     #[serde(default, rename = "pre", skip_serializing_if = "is_default")]
     pub pre_hooks: Vec<BackupResourceHook>,
@@ -97,22 +84,9 @@ pub struct RestoreHooks {
 pub struct RestoreResourceHookSpec {
     /// The name of the hooks.
     pub name: String,
-    /// Only these namespaces.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub included_namespaces: Nullable<Vec<String>>,
-    /// Not these namespaces.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub excluded_namespaces: Nullable<Vec<String>>,
-    /// Only these resources.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub included_resources: Nullable<Vec<String>>,
-    /// Not these resources.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub excluded_resources: Nullable<Vec<String>>,
-    /// Only what has these labels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "foreign::nullable_label_selector")]
-    pub label_selector: Option<LabelSelector>,
+    /// Which objects it is about.
+    #[serde(flatten)]
+    pub selection: Selection,
     /// After the pod is restored.
     #[serde(default, skip_serializing_if = "is_default")]
     pub post_hooks: Vec<RestoreResourceHook>,

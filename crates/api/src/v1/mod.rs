@@ -9,6 +9,7 @@ mod pod_volume_restore;
 mod requests;
 mod restore;
 mod schedule;
+mod selection;
 
 pub use backup::{
     Backup, BackupMetadata, BackupPhase, BackupProgress, BackupSpec, BackupStatus, HookStatus,
@@ -38,3 +39,4 @@ pub use restore::{
     UploaderConfigForRestore,
 };
 pub use schedule::{Schedule, SchedulePhase, ScheduleSpec, ScheduleStatus};
+pub use selection::Selection;

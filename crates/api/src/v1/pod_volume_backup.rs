@@ -1,9 +1,8 @@
 //! PodVolumeBackup: one volume of a running pod on its way into the backup location.
 
 use crate::schema::{foreign, string_enum};
-use crate::{Nullable, Phase, Progress, is_default};
+use crate::{Nullable, OperationStatus, is_default};
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -75,31 +74,16 @@ pub struct PodVolumeBackupSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodVolumeBackupStatus {
-    /// Where it stands.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Phase")]
-    pub phase: Option<Phase>,
+    /// What all kinds of volume operations say.
+    #[serde(flatten)]
+    pub operation: OperationStatus,
     /// The path inside the hosting pod that was read.
     #[serde(skip_serializing_if = "is_default")]
     pub path: String,
     /// The snapshot in the repository.
     #[serde(rename = "snapshotID", skip_serializing_if = "is_default")]
     pub snapshot_id: String,
-    /// What is to be said about it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub message: String,
-    /// When data began to move.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start_timestamp: Option<Time>,
-    /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_timestamp: Option<Time>,
-    /// How far the data is.
-    pub progress: Progress,
     /// Bytes that the parent snapshot did not have.
     #[serde(skip_serializing_if = "is_default")]
     pub incremental_bytes: i64,
-    /// When it was taken; the time for preparing runs from here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_timestamp: Option<Time>,
 }

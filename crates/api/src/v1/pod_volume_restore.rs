@@ -2,9 +2,8 @@
 
 use super::UploaderType;
 use crate::schema::foreign;
-use crate::{Nullable, Phase, Progress, is_default};
+use crate::{Nullable, OperationStatus, is_default};
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,25 +63,10 @@ pub struct PodVolumeRestoreSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodVolumeRestoreStatus {
-    /// Where it stands.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Phase")]
-    pub phase: Option<Phase>,
-    /// What is to be said about it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub message: String,
-    /// When data began to move.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start_timestamp: Option<Time>,
-    /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_timestamp: Option<Time>,
-    /// How far the data is.
-    pub progress: Progress,
+    /// What all kinds of volume operations say.
+    #[serde(flatten)]
+    pub operation: OperationStatus,
     /// The node of the pod, whose agent does the work.
     #[serde(skip_serializing_if = "is_default")]
     pub node: String,
-    /// When it was taken; the time for preparing runs from here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_timestamp: Option<Time>,
 }

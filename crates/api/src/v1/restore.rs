@@ -1,6 +1,6 @@
 //! Restore: objects and volumes of a backup on their way back into a cluster.
 
-use super::{HookStatus, RestoreHooks};
+use super::{HookStatus, RestoreHooks, Selection};
 use crate::schema::{foreign, string_enum};
 use crate::{Duration, Nullable, is_default};
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
@@ -30,25 +30,12 @@ pub struct RestoreSpec {
     /// The schedule whose latest backup it is, if none is named.
     #[serde(skip_serializing_if = "is_default")]
     pub schedule_name: String,
-    /// Only these namespaces; all if empty.
-    #[serde(skip_serializing_if = "is_default")]
-    pub included_namespaces: Nullable<Vec<String>>,
-    /// Not these namespaces.
-    #[serde(skip_serializing_if = "is_default")]
-    pub excluded_namespaces: Nullable<Vec<String>>,
-    /// Only these resources; all if empty.
-    #[serde(skip_serializing_if = "is_default")]
-    pub included_resources: Nullable<Vec<String>>,
-    /// Not these resources.
-    #[serde(skip_serializing_if = "is_default")]
-    pub excluded_resources: Nullable<Vec<String>>,
+    /// Which objects it is about.
+    #[serde(flatten)]
+    pub selection: Selection,
     /// Namespaces that get another name.
     #[serde(skip_serializing_if = "is_default")]
     pub namespace_mapping: BTreeMap<String, String>,
-    /// Only what has these labels.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "foreign::nullable_label_selector")]
-    pub label_selector: Option<LabelSelector>,
     /// Only what one of these selects.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "foreign::nullable_label_selectors")]

@@ -1,7 +1,6 @@
 //! DataDownload: one volume on its way back from the backup location.
 
-use crate::{Duration, NodeOs, Phase, Progress, is_default};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use crate::{Duration, NodeOs, OperationStatus, is_default};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -72,28 +71,13 @@ pub struct TargetVolume {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DataDownloadStatus {
-    /// Where it stands.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Phase")]
-    pub phase: Option<Phase>,
-    /// What is to be said about it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub message: String,
-    /// When data began to move.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start_timestamp: Option<Time>,
-    /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_timestamp: Option<Time>,
-    /// How far the data is.
-    pub progress: Progress,
+    /// What all kinds of volume operations say.
+    #[serde(flatten)]
+    pub operation: OperationStatus,
     /// The node of the hosting pod.
     #[serde(skip_serializing_if = "is_default")]
     pub node: String,
     /// The node whose agent took it.
     #[serde(skip_serializing_if = "is_default")]
     pub accepted_by_node: String,
-    /// When it was taken; the time for preparing runs from here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_timestamp: Option<Time>,
 }

@@ -1,7 +1,6 @@
 //! DataUpload: one volume snapshot on its way into the backup location.
 
-use crate::{Duration, NodeOs, Nullable, Phase, Progress, is_default};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use crate::{Duration, NodeOs, Nullable, OperationStatus, is_default};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -77,10 +76,9 @@ pub struct CsiSnapshot {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DataUploadStatus {
-    /// Where it stands.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Phase")]
-    pub phase: Option<Phase>,
+    /// What all kinds of volume operations say.
+    #[serde(flatten)]
+    pub operation: OperationStatus,
     /// The path inside the hosting pod that was read.
     #[serde(skip_serializing_if = "is_default")]
     pub path: String,
@@ -90,17 +88,6 @@ pub struct DataUploadStatus {
     /// What another mover wants to hand to its restore.
     #[serde(skip_serializing_if = "is_default")]
     pub data_mover_result: Nullable<BTreeMap<String, String>>,
-    /// What is to be said about it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub message: String,
-    /// When data began to move.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub start_timestamp: Option<Time>,
-    /// When it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_timestamp: Option<Time>,
-    /// How far the data is.
-    pub progress: Progress,
     /// Bytes that the parent snapshot did not have.
     #[serde(skip_serializing_if = "is_default")]
     pub incremental_bytes: i64,
@@ -114,9 +101,6 @@ pub struct DataUploadStatus {
     /// The node whose agent took it.
     #[serde(skip_serializing_if = "is_default")]
     pub accepted_by_node: String,
-    /// When it was taken; the time for preparing runs from here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_timestamp: Option<Time>,
 }
 
 /// What a restore needs to know about a finished DataUpload; travels as JSON in a config map.

@@ -5,6 +5,7 @@ use crate::epoch::{EpochIndex, Hole};
 use crate::legacy::LegacyIndex;
 use crate::sealer::{SealedBlob, Sealer};
 use crate::session::SessionId;
+use crate::worker::blocking;
 use crate::{Clock, Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
@@ -390,8 +391,4 @@ fn encode_index(
         .map_err(|e| Error::Invalid(format!("cannot encode the index of this session: {e}")))?;
     let sealed = sealer.seal_blob(&plain)?;
     Ok((plain, sealed))
-}
-
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::Worker(e.to_string()))
 }

@@ -5,6 +5,7 @@ use super::session::{Marker, PackState, WriteSession};
 use super::writer::Writer;
 use crate::pack::{PackBuilder, PackKind};
 use crate::session::SessionId;
+use crate::worker::blocking;
 use crate::{Error, Result};
 use jiff::SignedDuration;
 use lifeboat_blobs::{BlobId, Payload};
@@ -76,7 +77,7 @@ impl ContentStore {
                 entries.sort_unstable_by_key(|entry| entry.id);
                 entries
             };
-            tokio::task::spawn_blocking(collect).await.map_err(|e| Error::Worker(e.to_string()))?
+            blocking(collect).await?
         };
         debug!(session = %id, entries = entries.len(), "publishing a session");
         if !entries.is_empty() {

@@ -1,8 +1,8 @@
 //! Fetching index blobs: small ones through memory, large ones through a file, none of them twice in memory.
 
-use super::committed::blocking;
 use crate::Error;
 use crate::sealer::Sealer;
+use crate::worker::blocking;
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::IndexSource;

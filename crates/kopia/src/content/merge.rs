@@ -1,10 +1,10 @@
 //! Merging index blobs into fewer: what index compaction does, whichever rules it follows.
 
 use super::ContentStore;
-use super::committed::blocking;
 use super::load::{FetchError, IndexLoader};
 use crate::epoch::names::{IndexKind, Suffix};
 use crate::sealer::{SealedBlob, Sealer};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use lifeboat_blobs::{BlobId, BlobMetadata};
 use lifeboat_budget::{Budget, Reservation};

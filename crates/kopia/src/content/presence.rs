@@ -2,9 +2,9 @@
 //! data writes it again.
 
 use super::ContentStore;
-use super::committed::blocking;
 use crate::pack::PackKind;
 use crate::sort::{Scratch, Sorted};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};

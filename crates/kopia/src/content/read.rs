@@ -2,6 +2,7 @@
 
 use super::write::damaged;
 use super::{ContentLocation, ContentStore};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use bytes::Bytes;
 use lifeboat_blobs::{BlobId, ErrorKind};
@@ -117,7 +118,7 @@ impl ContentStore {
         }
         let store = self.clone();
         let open = move || store.open_raw(&location, &sealed);
-        tokio::task::spawn_blocking(open).await.map_err(|e| Error::Worker(e.to_string()))?
+        blocking(open).await?
     }
 }
 

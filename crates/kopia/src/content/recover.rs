@@ -1,8 +1,8 @@
 //! Building the index again from what the packs themselves say.
 
 use super::ContentStore;
-use super::committed::blocking;
 use crate::pack::{LocalIndex, PackKind};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};

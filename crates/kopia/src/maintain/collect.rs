@@ -2,12 +2,13 @@
 //! brought back. Nothing leaves the store here.
 
 use super::copy::{Copy, copy};
-use super::mark::{Marks, blocking, mark};
+use super::mark::{Marks, mark};
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
 use super::stats::{SnapshotGcStats, count32};
 use super::{Done, Error, Result, Session};
 use crate::content::ContentStore;
 use crate::sort::Merge;
+use crate::worker::blocking;
 use jiff::Timestamp;
 use lifeboat_index::{ContentId, Contents, Deleted, IdRange, IndexEntry, Prefix};
 

@@ -1,10 +1,10 @@
 //! Writing contents again into new packs.
 
-use super::mark::blocking;
 use super::regions::{Region, Sealed, is_damage, regions};
 use super::report::Amount;
 use crate::content::ContentStore;
 use crate::repo::Repository;
+use crate::worker::blocking;
 use crate::{Error, Result};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lifeboat_index::{ContentId, IndexEntry};

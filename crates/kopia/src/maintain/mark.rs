@@ -18,6 +18,7 @@ use crate::manifest::ManifestId;
 use crate::repo::Repository;
 use crate::snapshot::SnapshotList;
 use crate::sort::{Merge, Probe, Run, RunWriter, Scratch, Sorted, Sorter};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lifeboat_index::{ContentId, IndexEntry};
@@ -455,9 +456,4 @@ fn number(tail: &[u8]) -> u32 {
 
 fn snapshot_of(snapshots: &[ManifestId], number: u32) -> ManifestId {
     snapshots.get(number as usize).cloned().unwrap_or_default()
-}
-
-/// Runs work that blocks, on a thread where that is allowed.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::Worker(e.to_string()))
 }

@@ -2,7 +2,6 @@
 //! the store. This is the only place where data is taken away for good.
 
 use super::locks::Locks;
-use super::mark::blocking;
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
 use super::stats::{DeleteUnreferencedPacksStats, count32};
 use super::{Done, Result, Session};
@@ -11,6 +10,7 @@ use crate::epoch::names;
 use crate::legacy;
 use crate::session::{MARKER_PREFIX, SessionId, SessionMarker};
 use crate::sort::{RunWriter, Scratch, Sorted};
+use crate::worker::blocking;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind};

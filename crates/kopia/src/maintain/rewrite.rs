@@ -5,13 +5,13 @@
 //! are empty and packs that are as they were, and the next run goes on with those.
 
 use super::copy::{Copy, copy};
-use super::mark::blocking;
 use super::report::Amount;
 use super::stats::RewriteContentsStats;
 use super::{Done, Result, Session};
 use crate::content::{ContentRange, ContentStore};
 use crate::pack::PackKind;
 use crate::sort::{Merge, Sorted, Sorter};
+use crate::worker::blocking;
 use jiff::Timestamp;
 use lifeboat_index::{ContentId, Deleted, IndexEntry, PackName, PackUsage, Snapshot};
 use std::collections::HashMap;

@@ -1,6 +1,5 @@
 //! The tasks `cleanup-logs` and `extend-blob-retention-time`.
 
-use super::mark::blocking;
 use super::report::Amount;
 use super::stats::{CleanupLogsStats, ExtendBlobRetentionStats, count32};
 use super::{Done, Error, Result, Session};
@@ -8,6 +7,7 @@ use crate::epoch::names;
 use crate::format::{BLOBCFG_BLOB, FORMAT_BLOB};
 use crate::legacy;
 use crate::maintenance::LogRetention;
+use crate::worker::blocking;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, ErrorKind, Retention};

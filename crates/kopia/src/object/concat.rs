@@ -2,6 +2,7 @@
 
 use super::indirect::{self, Entry};
 use super::{ObjectId, ObjectLayout, Objects};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use lifeboat_index::Prefix;
 use lifeboat_primitives::compress::Compressor;
@@ -37,6 +38,6 @@ impl Objects {
             true => Ok(first),
             false => indirect::write(&objects, &entries, Prefix::NONE, metadata_compression),
         };
-        tokio::task::spawn_blocking(write).await.map_err(|e| Error::Worker(e.to_string()))?
+        blocking(write).await?
     }
 }

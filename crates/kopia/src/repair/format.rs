@@ -4,6 +4,7 @@ use crate::format::{
     BlobConfig, FORMAT_BLOB, Format, FormatBlob, Password, RECOVERY_CHUNK_LEN, find_recovery_block,
 };
 use crate::pack::PackKind;
+use crate::worker::blocking;
 use crate::{Environment, Error, Result, epoch};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -72,7 +73,7 @@ async fn opens(bytes: &[u8], password: &Password) -> Result<()> {
     let blob = FormatBlob::parse(bytes)?;
     let password = password.clone();
     let open = move || blob.derive_key(&password).and_then(|key| blob.open(&key)).map(drop);
-    tokio::task::spawn_blocking(open).await.map_err(|e| Error::Worker(e.to_string()))?
+    blocking(open).await?
 }
 
 /// A copy of the format blob that the password opens, and where it was.

@@ -21,6 +21,7 @@ use crate::repo::{Access, Repository};
 use crate::verify::{
     self, BlobDamage, BlobKind, ContentDamage, VerifyBlobs, VerifyContents, VerifySnapshots,
 };
+use crate::worker::blocking;
 use crate::{Error, Result};
 use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_index::{ContentId, Deleted, IdRange};
@@ -186,7 +187,7 @@ impl Repair<'_> {
             for window in lost.chunks(WINDOW) {
                 let (contents, window) = (self.repository.contents().clone(), window.to_vec());
                 let forget = move || window.iter().try_for_each(|lost| contents.forget(&lost.id, &lost.pack));
-                tokio::task::spawn_blocking(forget).await.map_err(|e| Error::Worker(e.to_string()))??;
+                blocking(forget).await??;
             }
             self.repository.flush().await?;
             self.settle(&lost).await?;
@@ -218,7 +219,7 @@ impl Repair<'_> {
             }
             Ok(Some(last).filter(|last| *last > dropped_already && *last < first_other))
         };
-        let found = tokio::task::spawn_blocking(find).await.map_err(|e| Error::Worker(e.to_string()))?;
+        let found = blocking(find).await?;
         let Some(time) = found? else { return Ok(()) };
         // Deletions of a second are dropped together: it has to be over, or somebody else's would go too.
         let clock = &self.repository.environment().clock;

@@ -1,9 +1,10 @@
 //! Verifying contents: every entry of the index against the packs.
 
 use super::PackList;
+use crate::Result;
 use crate::content::{ContentRange, ContentStore};
 use crate::repo::Repository;
-use crate::{Error, Result};
+use crate::worker::blocking;
 use futures::{StreamExt, stream};
 use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_index::{ContentId, Deleted, IndexEntry};
@@ -78,8 +79,7 @@ pub async fn contents(
             let window = entries.by_ref().take(WINDOW).collect::<Result<Vec<_>>>()?;
             Ok((window, entries))
         };
-        let (window, rest) =
-            tokio::task::spawn_blocking(window).await.map_err(|e| Error::Worker(e.to_string()))??;
+        let (window, rest) = blocking(window).await??;
         entries = rest;
         if window.is_empty() {
             return Ok(run.report);
@@ -225,7 +225,7 @@ impl Region {
             }
             (bytes.len() as u64, damages)
         };
-        tokio::task::spawn_blocking(verify).await.map_err(|e| Error::Worker(e.to_string()))
+        blocking(verify).await
     }
 }
 

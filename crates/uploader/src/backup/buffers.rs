@@ -1,7 +1,7 @@
 //! Memory that files are read into: a room for small files for each thread, and regions of large files.
 
 use super::Run;
-use crate::Result;
+use crate::{Result, io};
 use bytes::Bytes;
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_repository::RegionWriter;
@@ -21,6 +21,8 @@ const MAX_REGION: usize = 4 << 20;
 const MIN_REGION: usize = 512 << 10;
 /// What a region may have in front of it for the repository to see.
 const CONTEXT: usize = 4096;
+/// Fewer zeros than this are data like any other.
+const LEAST_ZEROS: usize = 4096;
 /// A thread that waits for memory looks this often whether it shall go on at all.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -217,17 +219,7 @@ impl RegionBuffer {
         wanted: usize,
         offset: u64,
     ) -> rustix::io::Result<usize> {
-        let room = &mut self.bytes[..wanted];
-        let mut filled = 0;
-        while filled < room.len() {
-            match rustix::io::pread(file, &mut room[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(filled)
+        io::read_at(file, &mut self.bytes[..wanted], offset)
     }
 
     pub(super) fn get(&self, range: Range<usize>) -> &[u8] {
@@ -236,9 +228,7 @@ impl RegionBuffer {
 
     /// Whether these bytes are zeros and enough of them to make a difference.
     pub(super) fn is_zero(&self, range: Range<usize>) -> bool {
-        static ZEROS: [u8; 4096] = [0; 4096];
-        range.len() >= ZEROS.len()
-            && self.bytes[range].chunks(ZEROS.len()).all(|part| part == &ZEROS[..part.len()])
+        range.len() >= LEAST_ZEROS && io::is_zero(&self.bytes[range])
     }
 
     /// These bytes.

@@ -5,6 +5,7 @@
 //! a list of what changed since, nothing else is even read.
 
 use crate::backup::threads;
+use crate::io::{is_zero, read_at};
 use crate::progress::{Cancel, Progress};
 use crate::{Error, Result};
 use jiff::Timestamp;
@@ -198,16 +199,11 @@ impl Device {
 
     /// Fills the buffer; a device that has become shorter meanwhile is an error.
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match rustix::io::pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
-                Ok(0) => return Err(Error::file("read", &self.path, crate::source::changed())),
-                Ok(count) => filled += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Error::file("read", &self.path, error)),
-            }
+        match read_at(&self.file, buffer, offset) {
+            Ok(count) if count == buffer.len() => Ok(()),
+            Ok(_) => Err(Error::file("read", &self.path, crate::source::changed())),
+            Err(error) => Err(Error::file("read", &self.path, error)),
         }
-        Ok(())
     }
 }
 
@@ -312,11 +308,6 @@ impl Pieces {
             }
         }
     }
-}
-
-fn is_zero(data: &[u8]) -> bool {
-    static ZEROS: [u8; 4096] = [0; 4096];
-    data.chunks(ZEROS.len()).all(|part| part == &ZEROS[..part.len()])
 }
 
 /// Writes the directory, and makes the snapshot of it.

@@ -3,9 +3,9 @@
 //! Pieces are written as they come, at their offsets, from many threads. Ranges of zeros are discarded where the
 //! device can do that and then reads zeros, and written where it cannot.
 
+use crate::io::{fills, is_zero, write_at};
 use crate::progress::{Cancel, Progress};
 use crate::restore::sparse::{self, Segment};
-use crate::restore::target::{read_at, write_at};
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType};
 use lifeboat_repository::{Destination, Id, Repository, ScatterOptions, Wanted};
@@ -188,7 +188,7 @@ impl<'a> Device<'a> {
     }
 
     fn take(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let inside = self.inside(offset, bytes.len() as u64, |from| sparse::is_zero(&bytes[from..]))?;
+        let inside = self.inside(offset, bytes.len() as u64, |from| is_zero(&bytes[from..]))?;
         let bytes = &bytes[..inside as usize];
         // Data with short runs of zeros in it goes to a device as it is.
         let is_hole = |segment: &Segment| matches!(segment, Segment::Hole(range) if !self.is_device || range.len() >= WORTH_A_DISCARD);
@@ -268,7 +268,7 @@ impl Destination for Device<'_> {
     }
 
     fn read_back(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        read_at(&self.file, buffer, offset)
+        fills(&self.file, buffer, offset)
     }
 
     fn finished(&self, outcome: lifeboat_repository::Result<u64>) {

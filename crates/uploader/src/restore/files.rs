@@ -7,8 +7,9 @@
 use super::attributes::{Attributes, Before, On};
 use super::links::link;
 use super::sparse::{self, Segment};
-use super::target::{Directory, Given, Slot, read_at, write_at};
+use super::target::{Directory, Given, Slot};
 use super::{Run, is_fatal};
+use crate::io::{fills, write_at};
 use crate::{Error, Result};
 use lifeboat_repository::Destination;
 use parking_lot::Mutex;
@@ -370,7 +371,7 @@ impl Destination for File<'_> {
     }
 
     fn read_back(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        self.handle().is_ok_and(|fd| read_at(&fd, buffer, offset))
+        self.handle().is_ok_and(|fd| fills(&fd, buffer, offset))
     }
 
     fn finished(&self, outcome: lifeboat_repository::Result<u64>) {

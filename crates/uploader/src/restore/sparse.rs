@@ -1,5 +1,6 @@
 //! Which parts of a file's bytes are left as holes.
 
+use crate::io::is_zero;
 use lifeboat_kopia::snapshot::Holes;
 use std::ops::Range;
 
@@ -76,12 +77,6 @@ impl Segments {
         }
         self.segments
     }
-}
-
-/// Whether all bytes are zero; data that is not shows it at once.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    let (blocks, rest) = bytes.split_at(bytes.len() / 64 * 64);
-    blocks.chunks_exact(64).all(|block| block == [0; 64]) && rest.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

@@ -330,35 +330,3 @@ impl Directory {
         }
     }
 }
-
-/// Writes all of `data` at `offset`.
-pub(crate) fn write_at(file: &OwnedFd, mut data: &[u8], mut offset: u64) -> rustix::io::Result<()> {
-    while !data.is_empty() {
-        match rustix::io::pwrite(file, data, offset) {
-            Ok(0) => return Err(Errno::NOSPC),
-            Ok(count) => {
-                data = &data[count..];
-                offset += count as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Fills `buffer` from `offset` on; `false` if the file ends before, or cannot be read.
-pub(crate) fn read_at(file: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> bool {
-    while !buffer.is_empty() {
-        match rustix::io::pread(file, &mut *buffer, offset) {
-            Ok(0) => return false,
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
-    true
-}

@@ -3,7 +3,8 @@
 //! The repository names what it stores by its hash: to compare, only the target has to be read.
 
 use super::Run;
-use super::target::{Directory, Slot, read_at};
+use super::target::{Directory, Slot};
+use crate::io::fills;
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::{DirEntry, EntryType};
 use lifeboat_repository::{Destination, Id, Wanted};
@@ -95,7 +96,7 @@ impl Destination for Check<'_> {
             let part = target.get(offset as usize..).and_then(|rest| rest.get(..buffer.len()));
             return part.map(|part| buffer.copy_from_slice(part)).is_some();
         }
-        self.open().is_ok_and(|fd| read_at(&fd, buffer, offset))
+        self.open().is_ok_and(|fd| fills(&fd, buffer, offset))
     }
 
     fn finished(&self, outcome: lifeboat_repository::Result<u64>) {

@@ -1,0 +1,46 @@
+//! Reading and writing at offsets, and telling zeros: what sources and targets share.
+
+use rustix::io::{Errno, Result};
+use std::os::fd::AsFd;
+
+/// Fills `buffer` from `offset` on; returns how much there was before the end of the file.
+pub(crate) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match rustix::io::pread(&file, &mut buffer[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// Whether all of `buffer` could be filled from `offset` on.
+pub(crate) fn fills(file: impl AsFd, buffer: &mut [u8], offset: u64) -> bool {
+    let wanted = buffer.len();
+    read_at(file, buffer, offset) == Ok(wanted)
+}
+
+/// Writes all of `data` at `offset`.
+pub(crate) fn write_at(file: impl AsFd, mut data: &[u8], mut offset: u64) -> Result<()> {
+    while !data.is_empty() {
+        match rustix::io::pwrite(&file, data, offset) {
+            Ok(0) => return Err(Errno::NOSPC),
+            Ok(count) => {
+                data = &data[count..];
+                offset += count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Whether all bytes are zero; data that is not shows it at once.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (blocks, rest) = bytes.split_at(bytes.len() / 64 * 64);
+    blocks.chunks_exact(64).all(|block| block == [0; 64]) && rest.iter().all(|byte| *byte == 0)
+}
