@@ -28,6 +28,8 @@ use lifeboat_index::{ContentId, Deleted, IdRange};
 use std::collections::HashSet;
 use std::time::Duration;
 
+/// So many seconds are waited for one to be over; more only a clock that is wrong would ask for.
+const MAX_WAIT: u64 = 5;
 /// So many lost contents are forgotten at a time.
 const WINDOW: usize = 10_000;
 
@@ -221,14 +223,14 @@ impl Repair<'_> {
         };
         let found = blocking(find).await?;
         let Some(time) = found? else { return Ok(()) };
-        // Deletions of a second are dropped together: it has to be over, or somebody else's would go too.
+        // Deletions of a second are dropped together: it has to be over, or somebody else's would go too. A deletion is
+        // dated after what it deletes, so that second may still be to come.
         let clock = &self.repository.environment().clock;
-        let is_over = || clock.now().as_second() > time;
-        if !is_over() {
-            clock.sleep(Duration::from_secs(1)).await;
-        }
-        if !is_over() {
-            return Ok(());
+        let left = (time + 1).saturating_sub(clock.now().as_second());
+        match u64::try_from(left) {
+            Ok(seconds) if seconds > MAX_WAIT => return Ok(()),
+            Ok(seconds) => clock.sleep(Duration::from_secs(seconds)).await,
+            Err(_) => {}
         }
         self.put(&names::watermark(time), names::WATERMARK_CONTENT).await?;
         index.refresh().await?;
