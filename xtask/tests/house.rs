@@ -21,7 +21,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-api", &[]),
     ("lifeboat-exposer", &["lifeboat-api"]),
-    ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-exposer"]),
+    (
+        "lifeboat-datapath",
+        &[
+            "lifeboat-api",
+            "lifeboat-blobs",
+            "lifeboat-budget",
+            "lifeboat-exposer",
+            "lifeboat-kopia",
+            "lifeboat-repository",
+            "lifeboat-uploader",
+        ],
+    ),
+    ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer"]),
     (
         "lifeboat-repo-cli",
         &[

@@ -1,0 +1,8 @@
+//! One run of the data path: the mover inside the hosting pod, and what the node-agent reads of it from outside.
+//!
+//! [`wire`] is all that the two sides know of each other: events, results and the last words of the pod, as Velero's
+//! own movers and node-agents exchange them, so that either side may be Velero's.
+
+#![forbid(unsafe_code)]
+
+pub mod wire;
