@@ -1,0 +1,104 @@
+//! The log of a mover in the log of its node-agent, where people look for it after the pod is gone.
+
+use futures::{AsyncReadExt, TryFutureExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+use kube::{Api, Client};
+use lifeboat_exposer::Operation;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+
+/// What frames the log of a pod, on either side of the words.
+const RULE: &str = "***************************";
+
+/// The log could not be passed on, for want of a place to put it.
+#[derive(Debug, thiserror::Error)]
+#[error("the log of the mover's pod {pod} cannot be passed on: {source}")]
+pub struct HandOverError {
+    pod: String,
+    source: io::Error,
+}
+
+/// Copies the log of the mover of `operation` to `out`, framed and in one piece. A log that cannot be had is replaced by
+/// a line that says so. The log passes through a file without a name, so memory does not grow with it.
+///
+/// # Errors
+/// If there is no room for it, or `out` fails.
+pub async fn hand_over_log(
+    client: Client,
+    operation: &Operation,
+    out: &mut (dyn Write + Send),
+) -> Result<(), HandOverError> {
+    let failed = |source| HandOverError { pod: operation.name.clone(), source };
+    let mut file = tempfile::tempfile().map_err(failed)?;
+    let name = format!("{}/{}", operation.name, operation.uid);
+    writeln!(file, "{RULE}begin pod logs[{name}]{RULE}").map_err(failed)?;
+    if let Err(problem) = fetch(client, operation, &mut file).await {
+        writeln!(file, "the log of pod {name} is not to be had: {problem}").map_err(failed)?;
+    }
+    writeln!(file, "{RULE}end pod logs[{name}]{RULE}").map_err(failed)?;
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    io::copy(&mut file, out).map(drop).map_err(failed)
+}
+
+async fn fetch(client: Client, operation: &Operation, file: &mut File) -> Result<(), String> {
+    let pods = Api::<Pod>::namespaced(client, &operation.namespace);
+    let own = LogParams { container: Some(operation.uid.clone()), ..LogParams::default() };
+    let mut log = Box::pin(pods.log_stream(&operation.name, &own).map_err(|error| error.to_string()).await?);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = log.read(&mut buffer).await.map_err(|error| error.to_string())?;
+        if read == 0 {
+            return Ok(());
+        }
+        file.write_all(&buffer[..read]).map_err(|error| error.to_string())?;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+    use lifeboat_exposer::Kind;
+    use tower::service_fn;
+
+    fn operation() -> Operation {
+        Operation {
+            kind: Kind::DataUpload,
+            namespace: "velero".to_owned(),
+            name: "dm-1".to_owned(),
+            uid: "u-1".to_owned(),
+        }
+    }
+
+    async fn handed_over(status: u16, body: &'static str) -> String {
+        let service = service_fn(move |request: http::Request<kube::client::Body>| async move {
+            assert_eq!(request.uri().path(), "/api/v1/namespaces/velero/pods/dm-1/log");
+            assert!(request.uri().query().unwrap().contains("container=u-1"));
+            let answer = http::Response::builder().status(status).body(Full::new(body.as_bytes().into()));
+            answer.map_err(io::Error::other)
+        });
+        let mut out = Vec::new();
+        hand_over_log(Client::new(service, "velero"), &operation(), &mut out).await.unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_log_is_framed_as_velero_frames_it() {
+        let text = handed_over(200, "first\nsecond\n").await;
+        let rule = "*".repeat(27);
+        let expected = format!(
+            "{rule}begin pod logs[dm-1/u-1]{rule}\nfirst\nsecond\n{rule}end pod logs[dm-1/u-1]{rule}\n"
+        );
+        assert_eq!(text, expected);
+    }
+
+    #[tokio::test]
+    async fn a_log_that_is_gone_is_replaced_by_a_line() {
+        let text = handed_over(404, r#"{"kind":"Status","status":"Failure","message":"pods \"dm-1\" not found","reason":"NotFound","code":404}"#).await;
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[1].contains("not found"), "{text}");
+    }
+}
