@@ -9,7 +9,7 @@ use lifeboat_api::config::BackupPvc;
 use std::collections::BTreeMap;
 
 /// By this a claim says for which node its volume is to be made.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// What a cache needs beside what it holds, in tenths.
 const CACHE_TENTHS: u64 = 12;
 const MIB: u64 = 1 << 20;
@@ -34,8 +34,7 @@ pub struct BackupClaim<'a> {
 #[must_use]
 pub fn backup_claim(operation: &Operation, from: &BackupClaim<'_>) -> PersistentVolumeClaim {
     let mut metadata = operation.object(&operation.name);
-    metadata.annotations =
-        Some(from.configured.annotations.clone()).filter(|annotations| !annotations.is_empty());
+    metadata.annotations.get_or_insert_default().extend(from.configured.annotations.clone());
     let class = &from.configured.storage_class;
     PersistentVolumeClaim {
         metadata,
@@ -69,11 +68,14 @@ pub fn restore_claim(
     node: Option<&str>,
 ) -> PersistentVolumeClaim {
     let mut metadata = operation.object(&operation.name);
-    metadata.labels = target.metadata.labels.clone();
-    metadata.annotations = match node {
-        Some(node) => Some(BTreeMap::from([(SELECTED_NODE.to_owned(), node.to_owned())])),
-        None => target.metadata.annotations.clone(),
+    // The ledger's last: what the target says must not hide them.
+    let (labels, annotations) = (metadata.labels.take(), metadata.annotations.take());
+    let inherited = match node {
+        Some(node) => BTreeMap::from([(SELECTED_NODE.to_owned(), node.to_owned())]),
+        None => target.metadata.annotations.clone().unwrap_or_default(),
     };
+    metadata.labels = Some(joined(target.metadata.labels.clone().unwrap_or_default(), labels));
+    metadata.annotations = Some(joined(inherited, annotations));
     let target = target.spec.clone().unwrap_or_default();
     PersistentVolumeClaim {
         metadata,
@@ -107,7 +109,8 @@ pub fn cache_claim(
     node: Option<&str>,
 ) -> PersistentVolumeClaim {
     let mut metadata = operation.object(&operation.cache_claim_name());
-    metadata.annotations = node.map(|node| BTreeMap::from([(SELECTED_NODE.to_owned(), node.to_owned())]));
+    let node = node.map(|node| (SELECTED_NODE.to_owned(), node.to_owned()));
+    metadata.annotations.get_or_insert_default().extend(node);
     PersistentVolumeClaim {
         metadata,
         spec: Some(PersistentVolumeClaimSpec {
@@ -119,6 +122,14 @@ pub fn cache_claim(
         }),
         status: None,
     }
+}
+
+fn joined(
+    mut first: BTreeMap<String, String>,
+    last: Option<BTreeMap<String, String>>,
+) -> BTreeMap<String, String> {
+    first.extend(last.unwrap_or_default());
+    first
 }
 
 fn volume_mode(block: bool) -> &'static str {

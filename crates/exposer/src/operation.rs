@@ -1,5 +1,6 @@
 //! The operation that hosting objects serve.
 
+use crate::ledger;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use lifeboat_api::labels;
 
@@ -111,12 +112,14 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The metadata of a hosting object: named after the operation and gone with it.
+    /// The metadata of a hosting object: named after the operation, gone with it, and in the ledger.
     pub(crate) fn object(&self, name: &str) -> ObjectMeta {
         ObjectMeta {
             name: Some(name.to_owned()),
             namespace: Some(self.namespace.clone()),
             owner_references: Some(vec![self.reference()]),
+            labels: Some(ledger::labels(self)),
+            annotations: Some(ledger::annotations(self)),
             ..ObjectMeta::default()
         }
     }

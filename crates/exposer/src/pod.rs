@@ -1,7 +1,7 @@
 //! The hosting pod: one container that sees one volume and runs one mover.
 
 use crate::affinity::spread;
-use crate::{Direction, Operation, Placement, Surroundings};
+use crate::{Direction, Operation, Placement, Surroundings, ledger};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, HostPathVolumeSource, PersistentVolumeClaimVolumeSource,
     Pod, PodOS, PodSecurityContext, PodSpec, ResourceRequirements, SELinuxOptions, SeccompProfile,
@@ -74,7 +74,7 @@ pub fn hosting_pod(
     let windows = placement.windows();
     let (labels, annotations) = marks(operation, volume, surroundings);
     metadata.labels = Some(labels);
-    metadata.annotations = Some(annotations).filter(|annotations| !annotations.is_empty());
+    metadata.annotations = Some(annotations);
     let group = operation.kind.pod_group();
     let pinned = operation.kind.is_pod_volume();
     let mut tolerations = surroundings.tolerations.clone();
@@ -117,11 +117,14 @@ fn marks(
     };
     let mut labels = chosen(&volume.labels, &surroundings.labels);
     // Ours last: it is by these that the node-agent finds the pod again.
+    labels.extend(ledger::labels(operation));
     labels.insert(operation.kind.label().to_owned(), operation.name.clone());
     if let Some(group) = operation.kind.pod_group() {
         labels.insert(labels::EXPOSER_POD_GROUP.to_owned(), group.to_owned());
     }
-    (labels, chosen(&volume.annotations, &surroundings.annotations))
+    let mut annotations = chosen(&volume.annotations, &surroundings.annotations);
+    annotations.extend(ledger::annotations(operation));
+    (labels, annotations)
 }
 
 fn container(

@@ -64,7 +64,7 @@ pub fn pod_resources(configured: &PodResources) -> Result<ResourceRequirements, 
 }
 
 /// A quantity in thousand-millionths, which is as fine as Kubernetes counts; an empty text is zero.
-fn nano(text: &str) -> Option<u128> {
+pub(crate) fn nano(text: &str) -> Option<u128> {
     let text = text.trim();
     if text.is_empty() {
         return Some(0);

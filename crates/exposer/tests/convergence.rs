@@ -1,0 +1,638 @@
+//! Every order in which an exposer, an older look of another agent, the cluster's controllers, a cancel and a deletion can
+//! take turns: data is not lost, and in the end nothing is left.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use lifeboat_api::Duration;
+use lifeboat_api::config::BackupPvc;
+use lifeboat_exposer::{
+    Action, HostedVolume, Kind, Next, Object, ObjectKind, Operation, Placement, Surroundings, VolumeSource,
+    download, upload,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A cluster as far as exposers know one: objects by kind and place, and what the storage has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Default)]
+struct World {
+    objects: BTreeMap<String, String>,
+    /// Snapshots and volumes that the storage has.
+    storage: BTreeMap<String, bool>,
+    next: u64,
+}
+
+fn key(kind: ObjectKind, namespace: &str, name: &str) -> String {
+    format!("{}/{namespace}/{name}", kind.name())
+}
+
+impl World {
+    fn get<T: DeserializeOwned>(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<T> {
+        Some(serde_json::from_str(self.objects.get(&key(kind, namespace, name))?).unwrap())
+    }
+
+    fn value(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<Value> {
+        self.get(kind, namespace, name)
+    }
+
+    fn put(&mut self, kind: ObjectKind, mut object: Value) {
+        // Versions only have to differ; counting every write would make every state a new one.
+        object["metadata"]["resourceVersion"] = Value::Null;
+        let version = format!("{:x}", fingerprint(&object.to_string()));
+        object["metadata"]["resourceVersion"] = json!(version);
+        let place = &object["metadata"];
+        let place = key(kind, place["namespace"].as_str().unwrap_or(""), place["name"].as_str().unwrap());
+        self.objects.insert(place, object.to_string());
+    }
+
+    fn create(&mut self, kind: ObjectKind, object: Value) {
+        let place = &object["metadata"];
+        let place = key(kind, place["namespace"].as_str().unwrap_or(""), place["name"].as_str().unwrap());
+        if self.objects.contains_key(&place) {
+            return;
+        }
+        let mut object = object;
+        self.next += 1;
+        object["metadata"]["uid"] = json!(format!("u{}", self.next));
+        self.put(kind, object);
+    }
+
+    fn perform(&mut self, action: &Action) {
+        match action {
+            Action::CreateSnapshot(object) => {
+                self.create(ObjectKind::Snapshot, serde_json::to_value(object).unwrap());
+            }
+            Action::CreateContent(object) => {
+                self.create(ObjectKind::Content, serde_json::to_value(object).unwrap());
+            }
+            Action::CreateClaim(object) => {
+                self.create(ObjectKind::Claim, serde_json::to_value(object).unwrap());
+            }
+            Action::CreatePod(object) => {
+                self.create(ObjectKind::Pod, serde_json::to_value(object).unwrap());
+            }
+            Action::Patch(object, change) => {
+                if let Some(mut current) = self.same(object) {
+                    merge(&mut current, change);
+                    self.put(object.kind, current);
+                }
+            }
+            Action::Delete(object) => {
+                if let Some(mut current) = self.same(object) {
+                    current["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                    self.put(object.kind, current);
+                }
+            }
+        }
+    }
+
+    /// The object, if it still is as it was seen.
+    fn same(&self, object: &Object) -> Option<Value> {
+        let current = self.value(object.kind, &object.namespace, &object.name)?;
+        let (uid, version) = (&current["metadata"]["uid"], &current["metadata"]["resourceVersion"]);
+        (*uid == json!(object.uid) && *version == json!(object.version)).then_some(current)
+    }
+
+    fn remove(&mut self, kind: ObjectKind, namespace: &str, name: &str) {
+        self.objects.remove(&key(kind, namespace, name));
+    }
+}
+
+fn fingerprint(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn merge(target: &mut Value, change: &Value) {
+    let Some(change) = change.as_object() else {
+        *target = change.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    for (key, value) in change {
+        if value.is_null() {
+            target.as_object_mut().unwrap().remove(key);
+        } else {
+            merge(&mut target[key], value);
+        }
+    }
+}
+
+fn deleted(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+fn operation(kind: Kind) -> Operation {
+    Operation { kind, namespace: "velero".into(), name: "op".into(), uid: "op-uid".into() }
+}
+
+fn hosted() -> HostedVolume {
+    HostedVolume {
+        source: VolumeSource::Claim { block: false, read_only: false },
+        cache: false,
+        resource_timeout: Duration::from_secs(600),
+        no_relabeling: false,
+        program: "/velero".into(),
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        resources: ResourceRequirements::default(),
+        priority_class: None,
+    }
+}
+
+/// What the agents at work want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Wish {
+    Expose,
+    HandOver,
+    Clean,
+}
+
+/// A world, what the agents want, and what one of them is about to do after an earlier look.
+type State = (World, Wish, Option<Late>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Late(String);
+
+trait Scenario {
+    fn plan(&self, world: &World, wish: Wish) -> Next;
+    /// What the cluster's controllers do, each step by itself.
+    fn controllers(&self, world: &World) -> Vec<World>;
+    /// What else may happen.
+    fn happenings(&self, world: &World, wish: Wish) -> Vec<(World, Wish)>;
+    fn check(&self, world: &World, wish: Wish);
+    fn check_end(&self, world: &World, wish: Wish);
+    /// Whether there is something to wait for that nobody but people can bring about.
+    fn may_wait(&self, world: &World, wish: Wish) -> bool;
+}
+
+/// Visits every state and lets a calm world lead from each to an end.
+fn explore(scenario: &impl Scenario, start: World) -> usize {
+    let mut actions: HashMap<Late, Action> = HashMap::new();
+    let mut seen: HashMap<State, ()> = HashMap::new();
+    let mut queue = VecDeque::from([(start, Wish::Expose, None)]);
+    while let Some(state) = queue.pop_front() {
+        if seen.insert(state.clone(), ()).is_some() {
+            continue;
+        }
+        assert!(seen.len() < 400_000, "the states do not end");
+        let (world, wish, late) = state;
+        scenario.check(&world, wish);
+        calm_end(scenario, world.clone(), wish);
+        if let Next::Do(action) = scenario.plan(&world, wish) {
+            let mut after = world.clone();
+            after.perform(&action);
+            queue.push_back((after, wish, late.clone()));
+            if late.is_none() {
+                let name = Late(format!("{action:?}"));
+                actions.insert(name.clone(), action);
+                queue.push_back((world.clone(), wish, Some(name)));
+            }
+        }
+        if let Some(late) = &late {
+            let mut after = world.clone();
+            after.perform(&actions[late]);
+            queue.push_back((after, wish, None));
+        }
+        for after in scenario.controllers(&world) {
+            queue.push_back((after, wish, late.clone()));
+        }
+        for (after, wish) in scenario.happenings(&world, wish) {
+            queue.push_back((after, wish, late.clone()));
+        }
+    }
+    seen.len()
+}
+
+fn calm_end(scenario: &impl Scenario, mut world: World, wish: Wish) {
+    let first = world.clone();
+    for _ in 0..60 {
+        match scenario.plan(&world, wish) {
+            Next::Do(action) => world.perform(&action),
+            Next::Wait(waiting) => match scenario.controllers(&world).into_iter().next() {
+                Some(after) => world = after,
+                None if scenario.may_wait(&world, wish) => return,
+                None => panic!("waits for ever for {}:\n{}", waiting.for_what, shown(&world)),
+            },
+            Next::Done => return scenario.check_end(&settled(scenario, world), wish),
+            Next::Impossible(_) => return scenario.check_end(&settled(scenario, world), wish),
+        }
+    }
+    panic!("{wish:?} does not end, from\n{}\nstill at\n{}", shown(&first), shown(&world));
+}
+
+fn settled(scenario: &impl Scenario, mut world: World) -> World {
+    for _ in 0..40 {
+        match scenario.controllers(&world).into_iter().next() {
+            Some(after) => world = after,
+            None => return world,
+        }
+    }
+    panic!("controllers do not settle");
+}
+
+fn shown(world: &World) -> String {
+    world.objects.values().cloned().collect::<Vec<_>>().join("\n")
+}
+
+/// Claims that were deleted take their volumes along, if these are to be deleted.
+fn claims_go(world: &World, places: &[(&str, &str)]) -> Vec<World> {
+    let mut next = Vec::new();
+    for (namespace, name) in places {
+        let Some(claim) = world.value(ObjectKind::Claim, namespace, name).filter(deleted) else { continue };
+        if world.value(ObjectKind::Pod, namespace, name).is_some() {
+            continue;
+        }
+        let mut after = world.clone();
+        after.remove(ObjectKind::Claim, namespace, name);
+        let volume =
+            claim["spec"]["volumeName"].as_str().and_then(|name| after.value(ObjectKind::Volume, "", name));
+        let uid = &claim["metadata"]["uid"];
+        if let Some(mut volume) = volume.filter(|volume| volume["spec"]["claimRef"]["uid"] == *uid) {
+            volume["status"]["phase"] = json!("Released");
+            after.put(ObjectKind::Volume, volume);
+        }
+        next.push(after);
+    }
+    next
+}
+
+fn volumes_go(world: &World) -> Vec<World> {
+    let volume = world.value(ObjectKind::Volume, "", "pv");
+    let released = volume.filter(|volume| volume["status"]["phase"] == "Released");
+    let doomed = released.filter(|volume| volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete");
+    doomed.map_or_else(Vec::new, |_| {
+        let mut after = world.clone();
+        after.remove(ObjectKind::Volume, "", "pv");
+        after.storage.insert("pv".into(), false);
+        vec![after]
+    })
+}
+
+fn pods_go(world: &World) -> Vec<World> {
+    world.value(ObjectKind::Pod, "velero", "op").filter(deleted).map_or_else(Vec::new, |_| {
+        let mut after = world.clone();
+        after.remove(ObjectKind::Pod, "velero", "op");
+        vec![after]
+    })
+}
+
+/// A claim of the hosting pod gets the volume `pv`, the first one at least.
+fn provision(world: &World, policy: &str) -> Vec<World> {
+    let Some(mut claim) = world.value(ObjectKind::Claim, "velero", "op") else { return Vec::new() };
+    let only_one = world.value(ObjectKind::Volume, "", "pv").is_some();
+    if claim["spec"]["volumeName"].is_string() || deleted(&claim) || only_one {
+        return Vec::new();
+    }
+    let mut after = world.clone();
+    claim["spec"]["volumeName"] = json!("pv");
+    let uid = claim["metadata"]["uid"].clone();
+    after.put(ObjectKind::Claim, claim);
+    after.put(
+        ObjectKind::Volume,
+        json!({
+            "metadata": { "name": "pv", "uid": "pv-uid" },
+            "spec": {
+                "persistentVolumeReclaimPolicy": policy,
+                "claimRef": { "namespace": "velero", "name": "op", "uid": uid },
+            },
+            "status": { "phase": "Bound" },
+        }),
+    );
+    after.storage.insert("pv".into(), true);
+    vec![after]
+}
+
+struct Upload {
+    source_policy: &'static str,
+    volume_policy: &'static str,
+}
+
+impl Upload {
+    fn source() -> upload::Source {
+        upload::Source { namespace: "app".into(), snapshot: "snap".into(), storage_class: "class".into() }
+    }
+
+    fn start(&self) -> World {
+        let mut world = World::default();
+        world.put(
+            ObjectKind::Snapshot,
+            json!({
+                "apiVersion": "snapshot.storage.k8s.io/v1",
+                "kind": "VolumeSnapshot",
+                "metadata": { "name": "snap", "namespace": "app", "uid": "snap-uid" },
+                "spec": { "source": { "persistentVolumeClaimName": "data" }, "volumeSnapshotClassName": "c" },
+                "status": { "boundVolumeSnapshotContentName": "content", "readyToUse": true, "restoreSize": "1Gi" },
+            }),
+        );
+        world.put(
+            ObjectKind::Content,
+            json!({
+                "apiVersion": "snapshot.storage.k8s.io/v1",
+                "kind": "VolumeSnapshotContent",
+                "metadata": { "name": "content", "uid": "content-uid" },
+                "spec": {
+                    "driver": "d",
+                    "deletionPolicy": self.source_policy,
+                    "volumeSnapshotRef": { "namespace": "app", "name": "snap", "uid": "snap-uid" },
+                    "source": {},
+                },
+                "status": { "snapshotHandle": "handle", "readyToUse": true },
+            }),
+        );
+        world.storage.insert("handle".into(), true);
+        world
+    }
+
+    fn look(world: &World) -> upload::Seen {
+        let mut seen = upload::Seen {
+            source_snapshot: world.get(ObjectKind::Snapshot, "app", "snap"),
+            source_content: None,
+            snapshot: world.get(ObjectKind::Snapshot, "velero", "op"),
+            content: world.get(ObjectKind::Content, "", "op"),
+            claim: world.get(ObjectKind::Claim, "velero", "op"),
+            volume: None,
+            pod: world.get(ObjectKind::Pod, "velero", "op"),
+        };
+        let content = seen.source_content_name().map(str::to_owned);
+        seen.source_content = content.and_then(|name| world.get(ObjectKind::Content, "", &name));
+        let volume = seen.claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
+        seen.volume = volume.and_then(|name| world.get(ObjectKind::Volume, "", &name));
+        seen
+    }
+}
+
+impl Scenario for Upload {
+    fn may_wait(&self, _: &World, _: Wish) -> bool {
+        false
+    }
+
+    fn plan(&self, world: &World, wish: Wish) -> Next {
+        let details = upload::Details {
+            configured: BackupPvc::default(),
+            block: false,
+            requested: Quantity("1Gi".into()),
+            hosted: hosted(),
+            placement: Placement::default(),
+            surroundings: Surroundings::default(),
+        };
+        let operation = operation(Kind::DataUpload);
+        match wish {
+            Wish::Expose | Wish::HandOver => {
+                upload::next(&operation, &Self::source(), &details, &Self::look(world))
+            }
+            Wish::Clean => upload::clean(&operation, &Self::look(world)),
+        }
+    }
+
+    fn controllers(&self, world: &World) -> Vec<World> {
+        let mut next = Vec::new();
+        // A snapshot that was deleted takes its content along, if that is to be deleted.
+        for (namespace, name) in [("app", "snap"), ("velero", "op")] {
+            let Some(snapshot) = world.value(ObjectKind::Snapshot, namespace, name) else { continue };
+            let bound = snapshot["status"]["boundVolumeSnapshotContentName"].as_str();
+            let content = bound.and_then(|name| world.value(ObjectKind::Content, "", name));
+            if deleted(&snapshot) {
+                let mut after = world.clone();
+                after.remove(ObjectKind::Snapshot, namespace, name);
+                if let Some(content) = content.filter(|content| content["spec"]["deletionPolicy"] == "Delete")
+                {
+                    after.remove(ObjectKind::Content, "", content["metadata"]["name"].as_str().unwrap());
+                    after.storage.insert("handle".into(), false);
+                }
+                next.push(after);
+                continue;
+            }
+            let ours = world.value(ObjectKind::Content, "", "op");
+            let fits =
+                |content: &Value| content["spec"]["volumeSnapshotRef"]["uid"] == snapshot["metadata"]["uid"];
+            if bound.is_none() && ours.is_some_and(|content| fits(&content)) {
+                let mut after = world.clone();
+                let mut snapshot = snapshot;
+                snapshot["status"] = json!({ "boundVolumeSnapshotContentName": "op", "readyToUse": true });
+                after.put(ObjectKind::Snapshot, snapshot);
+                next.push(after);
+            }
+        }
+        for name in ["content", "op"] {
+            if let Some(content) = world.value(ObjectKind::Content, "", name).filter(deleted) {
+                let mut after = world.clone();
+                after.remove(ObjectKind::Content, "", name);
+                if content["spec"]["deletionPolicy"] == "Delete" {
+                    after.storage.insert("handle".into(), false);
+                }
+                next.push(after);
+            }
+        }
+        next.extend(pods_go(world));
+        next.extend(claims_go(world, &[("velero", "op")]));
+        next.extend(volumes_go(world));
+        next.extend(provision(world, self.volume_policy));
+        next
+    }
+
+    fn happenings(&self, world: &World, wish: Wish) -> Vec<(World, Wish)> {
+        if wish == Wish::Clean { Vec::new() } else { vec![(world.clone(), Wish::Clean)] }
+    }
+
+    fn check(&self, world: &World, wish: Wish) {
+        if wish != Wish::Clean {
+            assert!(world.storage["handle"], "the snapshot was lost:\n{}", shown(world));
+        }
+    }
+
+    fn check_end(&self, world: &World, wish: Wish) {
+        match wish {
+            Wish::Clean => {
+                assert!(world.objects.is_empty(), "left behind:\n{}", shown(world));
+                assert!(!world.storage.values().any(|there| *there), "the storage keeps {:?}", world.storage);
+            }
+            Wish::Expose | Wish::HandOver => {
+                assert!(world.value(ObjectKind::Pod, "velero", "op").is_some());
+                assert!(world.value(ObjectKind::Snapshot, "app", "snap").is_none());
+                assert!(world.value(ObjectKind::Content, "", "content").is_none());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_is_taken_over_read_and_removed_whatever_comes_between() {
+    for source_policy in ["Delete", "Retain"] {
+        for volume_policy in ["Delete", "Retain"] {
+            let upload = Upload { source_policy, volume_policy };
+            let states = explore(&upload, upload.start());
+            assert!(states > 200, "only {states} states");
+        }
+    }
+}
+
+struct Download {
+    policy: &'static str,
+}
+
+impl Download {
+    fn target() -> download::Target {
+        download::Target { namespace: "app".into(), name: "data".into() }
+    }
+
+    fn start() -> World {
+        let mut world = World::default();
+        world.put(
+            ObjectKind::Claim,
+            json!({
+                "metadata": { "name": "data", "namespace": "app", "uid": "data-uid" },
+                "spec": {
+                    "storageClassName": "class",
+                    "selector": { "matchLabels": { "velero.io/dynamic-pv-restore": "x" } },
+                },
+            }),
+        );
+        world
+    }
+
+    fn look(world: &World) -> download::Seen {
+        download::Seen {
+            target: world.get(ObjectKind::Claim, "app", "data"),
+            claim: world.get(ObjectKind::Claim, "velero", "op"),
+            cache: world.get(ObjectKind::Claim, "velero", "op-cache"),
+            pod: world.get(ObjectKind::Pod, "velero", "op"),
+            volume: world.get(ObjectKind::Volume, "", "pv"),
+        }
+    }
+
+    fn target_lives(world: &World) -> bool {
+        world.value(ObjectKind::Claim, "app", "data").is_some_and(|claim| !deleted(&claim))
+    }
+}
+
+impl Scenario for Download {
+    fn may_wait(&self, world: &World, wish: Wish) -> bool {
+        wish == Wish::Expose && !Self::target_lives(world)
+    }
+
+    fn plan(&self, world: &World, wish: Wish) -> Next {
+        let details = download::Details {
+            late: false,
+            cache: Some(("fast".into(), 1 << 30)),
+            hosted: HostedVolume { cache: true, ..hosted() },
+            placement: Placement::default(),
+            surroundings: Surroundings::default(),
+        };
+        let (operation, seen) = (operation(Kind::DataDownload), Self::look(world));
+        match wish {
+            Wish::Expose => download::next(&operation, &Self::target(), &details, &seen),
+            Wish::HandOver => download::hand_over(&operation, &Self::target(), &seen),
+            Wish::Clean => download::clean(&operation, &seen),
+        }
+    }
+
+    fn controllers(&self, world: &World) -> Vec<World> {
+        let mut next = pods_go(world);
+        next.extend(claims_go(world, &[("velero", "op"), ("velero", "op-cache"), ("app", "data")]));
+        next.extend(volumes_go(world));
+        next.extend(provision(world, self.policy));
+        // The volume controller binds what says that it belongs together.
+        if let (Some(mut volume), Some(mut claim)) =
+            (world.value(ObjectKind::Volume, "", "pv"), world.value(ObjectKind::Claim, "app", "data"))
+        {
+            let belongs = volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"];
+            let bound = claim["spec"]["volumeName"] == "pv" && volume["status"]["phase"] == "Bound";
+            if belongs && !bound && !deleted(&claim) {
+                let mut after = world.clone();
+                claim["spec"]["volumeName"] = json!("pv");
+                volume["status"]["phase"] = json!("Bound");
+                after.put(ObjectKind::Claim, claim);
+                after.put(ObjectKind::Volume, volume);
+                next.push(after);
+            }
+        }
+        // A volume whose claim is gone is released.
+        if let Some(mut volume) = world.value(ObjectKind::Volume, "", "pv") {
+            let claim = &volume["spec"]["claimRef"];
+            let (namespace, name) = (claim["namespace"].as_str().unwrap(), claim["name"].as_str().unwrap());
+            let gone = world
+                .value(ObjectKind::Claim, namespace, name)
+                .is_none_or(|there| there["metadata"]["uid"] != claim["uid"]);
+            if gone && volume["status"]["phase"] != "Released" {
+                let mut after = world.clone();
+                volume["status"]["phase"] = json!("Released");
+                after.put(ObjectKind::Volume, volume);
+                next.push(after);
+            }
+        }
+        next
+    }
+
+    fn happenings(&self, world: &World, wish: Wish) -> Vec<(World, Wish)> {
+        let mut next = Vec::new();
+        let filled = world.value(ObjectKind::Volume, "", "pv").is_some();
+        let runs = world.value(ObjectKind::Pod, "velero", "op").is_some();
+        if wish == Wish::Expose {
+            next.push((world.clone(), Wish::Clean));
+            if filled && runs {
+                next.push((world.clone(), Wish::HandOver));
+            }
+        }
+        if let Some(mut target) = world.value(ObjectKind::Claim, "app", "data").filter(|it| !deleted(it)) {
+            let mut after = world.clone();
+            target["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            after.put(ObjectKind::Claim, target);
+            next.push((after, wish));
+        }
+        // Only an operation that has handed over, or cannot any more, is cleaned up after.
+        let over = matches!(self.plan(world, wish), Next::Done | Next::Impossible(_));
+        if wish == Wish::HandOver && over {
+            next.push((world.clone(), Wish::Clean));
+        }
+        next
+    }
+
+    fn check(&self, world: &World, wish: Wish) {
+        if wish == Wish::HandOver && Self::target_lives(world) {
+            assert!(world.storage["pv"], "restored data was lost:\n{}", shown(world));
+        }
+    }
+
+    fn check_end(&self, world: &World, wish: Wish) {
+        let lives = Self::target_lives(world);
+        let volume = world.value(ObjectKind::Volume, "", "pv");
+        match wish {
+            Wish::HandOver if lives => {
+                let target = world.value(ObjectKind::Claim, "app", "data").unwrap();
+                let volume = volume.unwrap();
+                assert_eq!(target["spec"]["volumeName"], "pv");
+                assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], self.policy);
+                assert_eq!(volume["metadata"]["labels"], json!({ "velero.io/dynamic-pv-restore": "x" }));
+                assert_eq!(volume["metadata"]["annotations"], json!({}));
+            }
+            Wish::Clean => {
+                for (kind, name) in
+                    [(ObjectKind::Pod, "op"), (ObjectKind::Claim, "op"), (ObjectKind::Claim, "op-cache")]
+                {
+                    assert!(world.value(kind, "velero", name).is_none(), "left behind:\n{}", shown(world));
+                }
+                // What stays is the target's, or what its class keeps.
+                if let Some(volume) = volume {
+                    let bound = volume["spec"]["claimRef"]["name"] == "data";
+                    assert!(bound, "left behind:\n{}", shown(world));
+                    assert!(lives || self.policy == "Retain", "left behind:\n{}", shown(world));
+                }
+            }
+            Wish::Expose | Wish::HandOver => {}
+        }
+    }
+}
+
+#[test]
+fn a_restored_volume_reaches_its_claim_whatever_comes_between() {
+    for policy in ["Delete", "Retain"] {
+        let states = explore(&Download { policy }, Download::start());
+        assert!(states > 200, "only {states} states");
+    }
+}
