@@ -34,6 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer"]),
+    ("lifeboat-cli", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer", "lifeboat-node-agent"]),
     (
         "lifeboat-repo-cli",
         &[

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    EnvFromSource, EnvVar, LocalObjectReference, PodDNSConfig, Toleration, Volume, VolumeMount,
+    Container, EnvFromSource, EnvVar, LocalObjectReference, PodDNSConfig, Toleration, Volume, VolumeMount,
 };
 use std::collections::BTreeMap;
 
@@ -14,6 +14,9 @@ const LABELS: [&str; 1] = ["azure.workload.identity/use"];
 const ANNOTATIONS: [&str; 1] = ["iam.amazonaws.com/role"];
 /// Flags of the node-agent that also hold for movers, in the order in which they are passed on.
 const LOG_FLAGS: [&str; 2] = ["--log-format", "--log-level"];
+
+/// The variable of a node-agent that names the account of hosting pods, which needs other rights than the agent's own.
+pub const MOVER_ACCOUNT: &str = "LIFEBOAT_MOVER_SERVICE_ACCOUNT";
 
 /// What a hosting pod takes over from the node-agent's DaemonSet.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -28,7 +31,7 @@ pub struct Surroundings {
     pub volumes: Vec<Volume>,
     /// Their mounts.
     pub volume_mounts: Vec<VolumeMount>,
-    /// The account.
+    /// The account: that of the agent, unless it names another.
     pub service_account: Option<String>,
     /// How to get the image.
     pub image_pull_secrets: Vec<LocalObjectReference>,
@@ -94,7 +97,7 @@ impl Surroundings {
             env_from: container.env_from.clone().unwrap_or_default(),
             volumes,
             volume_mounts,
-            service_account: pod.service_account_name.clone(),
+            service_account: value_of(container, MOVER_ACCOUNT).or_else(|| pod.service_account_name.clone()),
             image_pull_secrets: pod.image_pull_secrets.clone().unwrap_or_default(),
             dns_policy: pod.dns_policy.clone(),
             dns_config: pod.dns_config.clone(),
@@ -110,6 +113,11 @@ impl Surroundings {
             log_args: LOG_FLAGS.iter().flat_map(|flag| occurrences(&args, flag)).collect(),
         })
     }
+}
+
+fn value_of(container: &Container, variable: &str) -> Option<String> {
+    let found = container.env.iter().flatten().find(|env| env.name == variable);
+    found.and_then(|env| env.value.clone()).filter(|value| !value.is_empty())
 }
 
 fn some_of(all: Option<&BTreeMap<String, String>>, keys: &[&str]) -> BTreeMap<String, String> {
@@ -191,6 +199,17 @@ mod tests {
         assert_eq!(surroundings.annotations.keys().collect::<Vec<_>>(), ["iam.amazonaws.com/role"]);
         assert_eq!(surroundings.log_args, ["--log-format=json", "--log-level", "debug"]);
         assert_eq!(surroundings.env[0].name, "VELERO_NAMESPACE");
+    }
+
+    #[test]
+    fn hosting_pods_have_the_account_that_the_agent_names_for_them_or_its_own() {
+        let account = |env: serde_json::Value| {
+            let container = json!({ "name": "node-agent", "image": "lifeboat:1", "env": env });
+            let pod = json!({ "serviceAccountName": "agent", "containers": [container] });
+            Surroundings::of(&daemon_set(pod)).unwrap().service_account.unwrap()
+        };
+        assert_eq!(account(json!([])), "agent");
+        assert_eq!(account(json!([{ "name": MOVER_ACCOUNT, "value": "mover" }])), "mover");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Container images without a registry: one layer of plain files in an OCI archive, the same input giving the same digest.
 
-use crate::{Error, Result};
+use crate::{Error, Result, command};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
@@ -10,12 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tar::{Builder, EntryType, Header};
 
 /// The moment every file and image claims to be from: without it, equal input would not give equal bytes.
 const EPOCH: &str = "1970-01-01T00:00:00Z";
 
+/// Longer than listing a program's libraries takes on a busy machine.
+const LDD_LIMIT: Duration = Duration::from_secs(60);
+
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Whom programs trust that talk to the world.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// An image to be written: what is in it and how it runs.
 #[derive(Debug, Clone)]
@@ -75,6 +82,30 @@ impl Image {
         }
         let place = format!("/usr/bin/{name}");
         Ok(Self::new(reference).program(&place, program).entrypoint(&[&place]).env("PATH=/usr/bin"))
+    }
+
+    /// An image of `lifeboat`, which it also has as `/lifeboat` and under the name by which Velero's objects start their
+    /// programs. Unlike other images of programs it has what a program needs that talks to clouds; a program that was
+    /// not linked statically, as tests build it, brings the libraries of this machine along.
+    pub fn of_lifeboat(reference: &str, program: &Path) -> Result<Self> {
+        let place = "/usr/bin/lifeboat";
+        let mut image = Self::new(reference)
+            .program(place, program)
+            .link("/lifeboat", place)
+            .link("/velero", place)
+            .entrypoint(&["/lifeboat"])
+            .env("PATH=/usr/bin")
+            .folder("/tmp", 0o1777, (0, 0))
+            .text("/etc/nsswitch.conf", "hosts: files dns\n");
+        if !is_static(program)? {
+            for library in libraries(program)? {
+                image = image.program(&library, &library);
+            }
+        }
+        if !Path::new(CERTIFICATES).exists() {
+            return Err(Error::Invalid(format!("{CERTIFICATES} is missing: install ca-certificates")));
+        }
+        Ok(image.entry(CERTIFICATES, Kind::File(CERTIFICATES.into()), 0o644, (0, 0)))
     }
 
     /// The image's full name.
@@ -319,6 +350,14 @@ fn architecture() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
+}
+
+/// The libraries that a program is linked with, its loader among them, by their paths.
+fn libraries(program: &Path) -> Result<Vec<String>> {
+    let output = command::run(std::process::Command::new("ldd").arg(program), b"", LDD_LIMIT)?;
+    let text = String::from_utf8_lossy(&output);
+    let paths = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    Ok(paths.map(str::to_owned).collect())
 }
 
 /// Whether a program runs without a dynamic loader: it has no interpreter among its program headers.

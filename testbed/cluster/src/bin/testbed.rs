@@ -255,7 +255,12 @@ fn image(task: &ImageTask) -> Result<()> {
     let mut archives = Vec::new();
     if let (Some(program), Some(reference)) = (&task.program, &task.reference) {
         let path = task.output.clone().unwrap_or_else(|| program.with_extension("tar"));
-        let digest = Image::of_program(reference, program)?.write(&path)?;
+        // Ours has two names and talks to clouds; any other program is all there is in its image.
+        let image = match program.file_name().and_then(|name| name.to_str()) {
+            Some("lifeboat") => Image::of_lifeboat(reference, program)?,
+            _ => Image::of_program(reference, program)?,
+        };
+        let digest = image.write(&path)?;
         println!("{reference} {digest} {}", path.display());
         archives.push(path);
     } else {

@@ -1,0 +1,36 @@
+//! `lifeboat`: every program of Lifeboat in a cluster, and the command line to it.
+//!
+//! The image also has it as `/velero`, the name under which Velero's own objects start their programs.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod data_mover;
+mod install;
+mod log;
+mod manifests;
+mod version;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Several parts speak TLS; one of them must say by which library, and only the first to say so is heard.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let outcome = match cli.command {
+        Command::Version => {
+            version::run();
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Install(args) => install::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::DataMover(args) => data_mover::run(args),
+        Command::PodVolume(args) => data_mover::run_pod_volume(args),
+    };
+    outcome.unwrap_or_else(|error| {
+        // One line with all causes: what failed, then why.
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

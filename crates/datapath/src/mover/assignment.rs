@@ -1,0 +1,260 @@
+//! What an operation asks of its mover, the same for all four kinds.
+
+use crate::transfer::{Backup, Restore};
+use crate::wire::VolumeMode;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore, UploaderType};
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
+use lifeboat_api::{OperationStatus, Phase, annotations, labels};
+use lifeboat_exposer::{Kind, Operation};
+use lifeboat_kopia::velero;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::PathBuf;
+
+/// Keys of the settings that movers know.
+mod settings {
+    pub(super) const PARALLEL_UPLOAD: &str = "ParallelFilesUpload";
+    pub(super) const PARALLEL_DOWNLOAD: &str = "ParallelFilesDownload";
+    pub(super) const SPARSE: &str = "WriteSparseFiles";
+    /// What Velero's own movers tell themselves; ours cut large files up by the policy, as Velero stores it.
+    pub(super) const MULTIPART: &str = "uploader-multipart";
+    pub(super) const ALL: [&str; 4] = [PARALLEL_UPLOAD, PARALLEL_DOWNLOAD, SPARSE, MULTIPART];
+}
+
+/// An operation that asks for nothing that can be done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AssignmentError {
+    /// A setting is not understood.
+    #[error("the mover's setting {name} is {value:?}, which is not {expected}")]
+    Setting {
+        /// Which one.
+        name: &'static str,
+        /// What it says.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// The data is in a repository of another kind.
+    #[error("the data was backed up by {0}, which this mover does not know; only kopia is")]
+    Uploader(String),
+    /// A field that every such object has is not there.
+    #[error("the operation has no {0}")]
+    Missing(&'static str),
+}
+
+/// What is to be moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Work {
+    Backup(Backup),
+    Restore { restore: Restore, mark: Option<CompletionMark> },
+}
+
+/// The file that tells the init container of a restored pod that its volume is complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CompletionMark {
+    pub(super) restore_uid: String,
+}
+
+/// An operation as its mover sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Assignment {
+    pub(super) operation: Operation,
+    pub(super) resource_version: String,
+    pub(super) phase: Phase,
+    /// Whether it is to be stopped, for whatever reason.
+    pub(super) cancel: bool,
+    pub(super) location: String,
+    /// The namespace whose repository it is about.
+    pub(super) source_namespace: String,
+    pub(super) work: Result<Work, AssignmentError>,
+    /// Settings that nobody here understands.
+    pub(super) unknown_settings: Vec<String>,
+}
+
+/// A kind of operation that a mover can work for.
+pub(super) trait Assigns:
+    Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+    + Clone
+    + DeserializeOwned
+    + Debug
+    + Send
+    + 'static
+{
+    /// What it asks for; the volume is at `path` and is a `mode`.
+    fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment;
+}
+
+impl Assigns for DataUpload {
+    fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
+        let operation_id =
+            self.metadata.labels.iter().flatten().find(|(key, _)| *key == labels::ASYNC_OPERATION_ID);
+        let work = number(&self.spec.data_mover_config, settings::PARALLEL_UPLOAD).map(|parallel_files| {
+            Work::Backup(Backup {
+                path,
+                mode,
+                requester: velero::DATA_MOVER_REQUESTER,
+                real_source: format!("{}/{}", self.spec.source_namespace, self.spec.source_pvc),
+                tags: operation_id.map(|(key, value)| (key.clone(), value.clone())).into_iter().collect(),
+                parallel_files,
+            })
+        });
+        let status = self.status.as_ref().map(|status| &status.operation);
+        let common = Common {
+            kind: Kind::DataUpload,
+            metadata: &self.metadata,
+            status,
+            settings: &self.spec.data_mover_config,
+            cancel: self.spec.cancel,
+        };
+        common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
+    }
+}
+
+impl Assigns for DataDownload {
+    fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
+        let work = restore(&self.spec.data_mover_config, path, mode, &self.spec.snapshot_id)
+            .map(|restore| Work::Restore { restore, mark: None });
+        let status = self.status.as_ref().map(|status| &status.operation);
+        let common = Common {
+            kind: Kind::DataDownload,
+            metadata: &self.metadata,
+            status,
+            settings: &self.spec.data_mover_config,
+            cancel: self.spec.cancel,
+        };
+        common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
+    }
+}
+
+impl Assigns for PodVolumeBackup {
+    fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
+        let claim = self.metadata.annotations.iter().flatten().find(|(key, _)| *key == annotations::PVC_NAME);
+        let volume = claim.map_or(self.spec.volume.as_str(), |(_, claim)| claim.as_str());
+        let namespace = self.spec.pod.namespace.as_deref().unwrap_or_default();
+        let pod = self.spec.pod.name.as_deref().unwrap_or_default();
+        let parallel = || number(&self.spec.uploader_settings, settings::PARALLEL_UPLOAD);
+        let work = known(self.spec.uploader_type).and_then(|()| parallel()).map(|parallel_files| {
+            Work::Backup(Backup {
+                path,
+                mode,
+                requester: velero::POD_VOLUME_REQUESTER,
+                real_source: format!("{namespace}/{pod}/{volume}"),
+                tags: BTreeMap::new(),
+                parallel_files,
+            })
+        });
+        let status = self.status.as_ref().map(|status| &status.operation);
+        let common = Common {
+            kind: Kind::PodVolumeBackup,
+            metadata: &self.metadata,
+            status,
+            settings: &self.spec.uploader_settings,
+            cancel: self.spec.cancel,
+        };
+        common.assignment(&self.spec.backup_storage_location, namespace, work)
+    }
+}
+
+impl Assigns for PodVolumeRestore {
+    fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
+        let owner = self.metadata.owner_references.iter().flatten().next();
+        let mark = owner
+            .map(|owner| CompletionMark { restore_uid: owner.uid.clone() })
+            .ok_or(AssignmentError::Missing("owner, whose UID is the mark of the completed restore"));
+        let work = known(self.spec.uploader_type).and(mark).and_then(|mark| {
+            let restore = restore(&self.spec.uploader_settings, path, mode, &self.spec.snapshot_id)?;
+            Ok(Work::Restore { restore, mark: Some(mark) })
+        });
+        let status = self.status.as_ref().map(|status| &status.operation);
+        let common = Common {
+            kind: Kind::PodVolumeRestore,
+            metadata: &self.metadata,
+            status,
+            settings: &self.spec.uploader_settings,
+            cancel: self.spec.cancel,
+        };
+        common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
+    }
+}
+
+/// What all kinds have at the same place.
+struct Common<'a> {
+    kind: Kind,
+    metadata: &'a ObjectMeta,
+    status: Option<&'a OperationStatus>,
+    settings: &'a BTreeMap<String, String>,
+    cancel: bool,
+}
+
+impl Common<'_> {
+    fn assignment(
+        self,
+        location: &str,
+        source_namespace: &str,
+        work: Result<Work, AssignmentError>,
+    ) -> Assignment {
+        let phase = self.status.and_then(|status| status.phase).unwrap_or_default();
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        Assignment {
+            operation: Operation {
+                kind: self.kind,
+                namespace: text(&self.metadata.namespace),
+                name: text(&self.metadata.name),
+                uid: text(&self.metadata.uid),
+            },
+            resource_version: text(&self.metadata.resource_version),
+            phase,
+            cancel: self.cancel || phase == Phase::Canceling,
+            location: location.to_owned(),
+            source_namespace: source_namespace.to_owned(),
+            work,
+            unknown_settings: self
+                .settings
+                .keys()
+                .filter(|name| !settings::ALL.contains(&name.as_str()))
+                .cloned()
+                .collect(),
+        }
+    }
+}
+
+fn restore(
+    given: &BTreeMap<String, String>,
+    path: PathBuf,
+    mode: VolumeMode,
+    snapshot_id: &str,
+) -> Result<Restore, AssignmentError> {
+    Ok(Restore {
+        path,
+        mode,
+        snapshot_id: snapshot_id.to_owned(),
+        sparse: flag(given, settings::SPARSE)?,
+        parallel_files: number(given, settings::PARALLEL_DOWNLOAD)?,
+    })
+}
+
+fn known(uploader: UploaderType) -> Result<(), AssignmentError> {
+    match uploader {
+        UploaderType::Kopia | UploaderType::Unset => Ok(()),
+        other => Err(AssignmentError::Uploader(other.to_string())),
+    }
+}
+
+/// A count of threads; none, and whatever is not positive, leaves it to the mover.
+fn number(given: &BTreeMap<String, String>, name: &'static str) -> Result<usize, AssignmentError> {
+    let Some(value) = given.get(name) else { return Ok(0) };
+    let parsed = value.parse::<i64>().map_err(|_| wrong(name, value, "a whole number"))?;
+    Ok(usize::try_from(parsed).unwrap_or(0))
+}
+
+fn flag(given: &BTreeMap<String, String>, name: &'static str) -> Result<bool, AssignmentError> {
+    let Some(value) = given.get(name) else { return Ok(false) };
+    value.parse().map_err(|_| wrong(name, value, "true or false"))
+}
+
+fn wrong(name: &'static str, value: &str, expected: &'static str) -> AssignmentError {
+    AssignmentError::Setting { name, value: value.to_owned(), expected }
+}

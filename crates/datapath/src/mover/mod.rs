@@ -1,0 +1,426 @@
+//! The mover: the program of a hosting pod, from its start to its last words.
+//!
+//! It waits until its operation is in progress, moves the volume and tells of it by Events. Whatever happens, also
+//! before it began and while the storage hangs, it ends soon after its operation was cancelled, ended or is gone.
+
+mod assignment;
+mod cluster;
+mod events;
+
+pub use assignment::AssignmentError;
+pub use cluster::PrepareError;
+
+use crate::transfer::{Meter, Transfer, TransferError};
+use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
+use assignment::{Assignment, Assigns, CompletionMark, Work};
+use cluster::Cluster;
+use events::Recorder;
+use futures::StreamExt;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use lifeboat_api::Phase;
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
+use lifeboat_budget::Budget;
+use lifeboat_exposer::{Direction, Kind};
+use lifeboat_kopia::repo::Access;
+use lifeboat_uploader::Cancel;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
+use tracing::{error, info, warn};
+
+/// The least time between two reports of progress.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a transfer may take to stop by itself; after that its pod ends without it.
+const STOP_PATIENCE: Duration = Duration::from_secs(8);
+
+/// What a mover is started with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The kind of its operation.
+    pub kind: Kind,
+    /// The operation's name.
+    pub name: String,
+    /// The namespace of Velero.
+    pub namespace: String,
+    /// The node it runs on, for its Events.
+    pub node: String,
+    /// Where the volume is.
+    pub volume_path: PathBuf,
+    /// What it is.
+    pub volume_mode: VolumeMode,
+    /// How long to wait for objects of Kubernetes.
+    pub resource_timeout: Duration,
+    /// A volume for what need not be read twice.
+    pub cache_path: Option<PathBuf>,
+}
+
+/// Why a mover ends before its work is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stop {
+    Canceled,
+    Gone,
+    Final(Phase),
+    Denied(String),
+    Signal,
+}
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error(transparent)]
+    Assignment(#[from] AssignmentError),
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    #[error("cannot open the repository: {0}")]
+    Open(#[from] lifeboat_kopia::Error),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error("the data is restored, but the mark that the restored pod waits for cannot be written to {}: {source}", path.display())]
+    Mark { path: PathBuf, source: std::io::Error },
+    #[error("the transfer ended unexpectedly; its log says more")]
+    Lost,
+    #[error("cannot start: {0}")]
+    Start(std::io::Error),
+}
+
+/// Runs a mover to its end. The caller leaves the ending as the container's last words and exits.
+pub async fn run(client: Client, options: &Options) -> Ending {
+    let mut seen = follow(client.clone(), options);
+    let (assignment, stop) = turn(&mut seen).await;
+    let Some(assignment) = assignment else {
+        return stopped(options, &stop.unwrap_or(Stop::Gone));
+    };
+    let manager = manager(options.kind);
+    let recorder = Recorder::new(client.clone(), &assignment, &options.node, manager);
+    let ending = match stop {
+        Some(stop) => stopped(options, &stop),
+        None => {
+            let cluster = Cluster {
+                client,
+                namespace: options.namespace.clone(),
+                patience: options.resource_timeout,
+                manager,
+            };
+            let run = Run { options, assignment: &assignment, cluster: &cluster, recorder: &recorder };
+            run.supervise(&mut seen).await
+        }
+    };
+    tell(&recorder, options, &ending);
+    recorder.close().await;
+    ending
+}
+
+fn tell(recorder: &Recorder, options: &Options, ending: &Ending) {
+    let all = |bytes: i64| json(&Progress { total_bytes: bytes, done_bytes: bytes });
+    match ending {
+        Ending::BackedUp(result) => {
+            recorder.say(Reason::Progress, all(result.total_bytes));
+            recorder.say(Reason::Completed, ending.termination_message());
+        }
+        Ending::Restored(result) => {
+            recorder.say(Reason::Progress, all(result.total_bytes));
+            recorder.say(Reason::Completed, ending.termination_message());
+        }
+        Ending::Canceled(_) => recorder.say(Reason::Canceled, ending.termination_message()),
+        Ending::Failed(_) => recorder.say(Reason::Failed, ending.termination_message()),
+    }
+    recorder.say(Reason::Stopped, format!("Data path for {} stopped", options.name));
+}
+
+/// Who writes in the name of a kind of mover, as Velero's movers call themselves.
+fn manager(kind: Kind) -> &'static str {
+    match kind {
+        Kind::DataUpload => "data-mover-backup",
+        Kind::DataDownload => "data-mover-restore",
+        Kind::PodVolumeBackup => "pod-volume-backup",
+        Kind::PodVolumeRestore => "pod-volume-restore",
+    }
+}
+
+fn stopped(options: &Options, stop: &Stop) -> Ending {
+    let (kind, name) = (options.kind.name(), &options.name);
+    match stop {
+        Stop::Canceled => Ending::Canceled(format!("data path for {name} stopped")),
+        Stop::Gone => {
+            Ending::Failed(format!("data path for {name} stopped: there is no such {kind} any more"))
+        }
+        Stop::Final(phase) => {
+            Ending::Failed(format!("data path for {name} stopped: the {kind} is {phase} already"))
+        }
+        Stop::Denied(why) => {
+            Ending::Failed(format!("data path for {name} cannot start: cannot watch the {kind}: {why}"))
+        }
+        Stop::Signal => {
+            Ending::Failed(format!("data path for {name} stopped: the container was told to end"))
+        }
+    }
+}
+
+/// What is known of the operation at the moment.
+#[derive(Debug, Clone)]
+enum Seen {
+    NotYet,
+    Here(Box<Assignment>),
+    Gone,
+    Denied(String),
+}
+
+impl Seen {
+    /// Why to end, if there is a reason.
+    fn stop(&self) -> Option<Stop> {
+        match self {
+            Self::Here(assignment) if assignment.phase.is_final() => Some(Stop::Final(assignment.phase)),
+            Self::Here(assignment) if assignment.cancel => Some(Stop::Canceled),
+            Self::Here(_) | Self::NotYet => None,
+            Self::Gone => Some(Stop::Gone),
+            Self::Denied(why) => Some(Stop::Denied(why.clone())),
+        }
+    }
+}
+
+fn follow(client: Client, options: &Options) -> watch::Receiver<Seen> {
+    match options.kind {
+        Kind::DataUpload => follow_kind::<DataUpload>(client, options),
+        Kind::DataDownload => follow_kind::<DataDownload>(client, options),
+        Kind::PodVolumeBackup => follow_kind::<PodVolumeBackup>(client, options),
+        Kind::PodVolumeRestore => follow_kind::<PodVolumeRestore>(client, options),
+    }
+}
+
+/// Follows the operation until the receiver is dropped, over failures of the connection.
+fn follow_kind<K: Assigns>(client: Client, options: &Options) -> watch::Receiver<Seen> {
+    let (sender, receiver) = watch::channel(Seen::NotYet);
+    let objects = Api::<K>::namespaced(client, &options.namespace);
+    let mut stream = Box::pin(watcher::watch_object(objects, &options.name).default_backoff());
+    let (path, mode) = (options.volume_path.clone(), options.volume_mode);
+    tokio::spawn(async move {
+        let mut uid: Option<String> = None;
+        while let Some(change) = stream.next().await {
+            let seen = match change {
+                Ok(Some(object)) => {
+                    let assignment = object.assignment(path.clone(), mode);
+                    let own = uid.get_or_insert_with(|| assignment.operation.uid.clone());
+                    // Another object of the same name is not the one that this pod was made for.
+                    if *own == assignment.operation.uid {
+                        Seen::Here(Box::new(assignment))
+                    } else {
+                        Seen::Gone
+                    }
+                }
+                // It may not have reached this API server yet.
+                Ok(None) if uid.is_none() => Seen::NotYet,
+                Ok(None) => Seen::Gone,
+                Err(problem) if uid.is_none() && is_denied(&problem) => Seen::Denied(problem.to_string()),
+                Err(problem) => {
+                    warn!(%problem, "cannot watch the operation; trying again");
+                    continue;
+                }
+            };
+            if sender.send(seen).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn is_denied(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
+    else {
+        return false;
+    };
+    matches!(status.code, 401 | 403)
+}
+
+/// Waits until the operation is in progress, or is none any more. There is no limit: turns can take long to come.
+async fn turn(seen: &mut watch::Receiver<Seen>) -> (Option<Assignment>, Option<Stop>) {
+    info!("waiting for the operation to be in progress");
+    loop {
+        let now = seen.borrow_and_update().clone();
+        let stop = now.stop();
+        let assignment = match now {
+            Seen::Here(assignment) => Some(*assignment),
+            _ => None,
+        };
+        let ready = assignment.as_ref().is_some_and(|assignment| assignment.phase == Phase::InProgress);
+        if ready || stop.is_some() {
+            return (assignment, stop);
+        }
+        if seen.changed().await.is_err() {
+            return (assignment, Some(Stop::Gone));
+        }
+    }
+}
+
+/// One run, of which a transfer is the longest part.
+struct Run<'a> {
+    options: &'a Options,
+    assignment: &'a Assignment,
+    cluster: &'a Cluster,
+    recorder: &'a Recorder,
+}
+
+/// What the run and its transfer share.
+#[derive(Default)]
+struct Shared {
+    cancel: Cancel,
+    meter: Arc<Meter>,
+    /// Whether data moves: before that, there is nothing that must stop in order.
+    moving: AtomicBool,
+}
+
+impl Run<'_> {
+    /// Works, reports, and watches for reasons to end.
+    async fn supervise(&self, seen: &mut watch::Receiver<Seen>) -> Ending {
+        let shared = Shared::default();
+        let mut signals = match Signals::new() {
+            Ok(signals) => signals,
+            Err(problem) => return self.failed(&RunError::Start(problem)),
+        };
+        let mut reports = interval_at(Instant::now() + REPORT_INTERVAL, REPORT_INTERVAL);
+        reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut reported = Progress::default();
+        let mut stop: Option<(Stop, Instant)> = None;
+        let mut work = Box::pin(self.work(&shared));
+        let outcome = loop {
+            let deadline = stop.as_ref().map(|(_, deadline)| *deadline);
+            tokio::select! {
+                outcome = &mut work => break Some(outcome),
+                _ = reports.tick(), if shared.moving.load(Ordering::Relaxed) => {
+                    let progress = shared.meter.read();
+                    if progress != reported {
+                        self.recorder.say(Reason::Progress, json(&progress));
+                        reported = progress;
+                    }
+                }
+                why = reason_to_stop(seen, &mut signals), if stop.is_none() => {
+                    info!(?why, "stopping");
+                    if why == Stop::Canceled {
+                        let message = format!("Data path for {} is canceling", self.options.name);
+                        self.recorder.say(Reason::Canceling, message);
+                    }
+                    shared.cancel.cancel();
+                    let moving = shared.moving.load(Ordering::Relaxed);
+                    let patience = if moving { STOP_PATIENCE } else { Duration::ZERO };
+                    stop = Some((why, Instant::now() + patience));
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    warn!("the transfer does not stop by itself");
+                    break None;
+                }
+            }
+        };
+        match (outcome, stop) {
+            // What was complete before the stop took effect counts.
+            (Some(Ok(ending)), _) => ending,
+            (_, Some((why, _))) => stopped(self.options, &why),
+            (Some(Err(problem)), None) => self.failed(&problem),
+            (None, None) => self.failed(&RunError::Lost),
+        }
+    }
+
+    fn failed(&self, problem: &RunError) -> Ending {
+        error!(%problem, "failed");
+        Ending::Failed(format!("data path for {} failed: {problem}", self.options.name))
+    }
+
+    /// Opens the repository and moves the volume.
+    async fn work(&self, shared: &Shared) -> Result<Ending, RunError> {
+        let work = self.assignment.work.clone()?;
+        for name in &self.assignment.unknown_settings {
+            warn!(name, "a setting of the mover is not known and has no effect");
+        }
+        let prepared = self.cluster.prepare(self.assignment, self.options.cache_path.as_deref()).await?;
+        let budget = Budget::new(lifeboat_budget::default_bytes());
+        let access = match self.options.kind.direction() {
+            Direction::Backup => Access::ReadWrite,
+            Direction::Restore => Access::ReadOnly,
+        };
+        let repository = prepared.vault.open(&budget, access).await?;
+        let transfer = Transfer {
+            repository,
+            runtime: Handle::current(),
+            budget,
+            meter: shared.meter.clone(),
+            cancel: shared.cancel.clone(),
+        };
+        self.recorder.say(Reason::Started, format!("Data path for {} started", self.options.name));
+        self.recorder.say(Reason::Progress, json(&shared.meter.read()));
+        shared.moving.store(true, Ordering::Relaxed);
+        let (sender, outcome) = oneshot::channel();
+        // A thread of its own, which the runtime does not wait for: a store that hangs must not keep the pod.
+        std::thread::Builder::new()
+            .name("transfer".to_owned())
+            .spawn(move || sender.send(transferred(&transfer, &work)))
+            .map_err(RunError::Start)?;
+        let outcome = outcome.await.map_err(|_| RunError::Lost)?;
+        drop(prepared);
+        outcome
+    }
+}
+
+fn transferred(transfer: &Transfer, work: &Work) -> Result<Ending, RunError> {
+    match work {
+        Work::Backup(backup) => Ok(Ending::BackedUp(transfer.back_up(backup)?)),
+        Work::Restore { restore, mark } => {
+            let result = transfer.restore(restore)?;
+            if let Some(mark) = mark {
+                leave_mark(&restore.path, mark)?;
+            }
+            Ok(Ending::Restored(result))
+        }
+    }
+}
+
+/// Leaves the mark in the volume that the restored pod's init container waits for.
+fn leave_mark(volume: &Path, mark: &CompletionMark) -> Result<(), RunError> {
+    let folder = volume.join(".velero");
+    let path = folder.join(&mark.restore_uid);
+    let write = || {
+        // What an earlier restore left, or the snapshot brought along, is not this restore's.
+        match std::fs::remove_dir_all(&folder) {
+            Err(problem) if problem.kind() != std::io::ErrorKind::NotFound => return Err(problem),
+            _ => {}
+        }
+        std::fs::create_dir(&folder)?;
+        std::fs::File::create_new(&path).map(drop)
+    };
+    write().map_err(|source| RunError::Mark { path: path.clone(), source })
+}
+
+/// The signals that end a container.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+}
+
+async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, signals: &mut Signals) -> Stop {
+    loop {
+        if let Some(stop) = seen.borrow_and_update().stop() {
+            return stop;
+        }
+        tokio::select! {
+            changed = seen.changed() => {
+                if changed.is_err() {
+                    return Stop::Gone;
+                }
+            }
+            _ = signals.interrupt.recv() => return Stop::Signal,
+            _ = signals.terminate.recv() => return Stop::Signal,
+        }
+    }
+}
