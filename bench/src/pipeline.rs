@@ -21,14 +21,11 @@ use lifeboat_primitives::random::{Random, SeededRandom};
 use lifeboat_primitives::splitter::Splitter;
 use lifeboat_testkit::kopia::Kopia;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::runtime::Runtime;
 
 /// What one object is read in when all processors work on it.
 const REGION: usize = 16 << 20;
-/// How many bytes before a region the splitter has to know.
-const PRECEDING: usize = 64;
 /// As many chunks as the object writer hashes at once.
 const HASH_BATCH: usize = 8;
 /// As many as a worker of the uploader hands over at once.
@@ -136,11 +133,11 @@ fn of_kernels(runtime: &Runtime, data: &[u8], table: &mut Table) -> Result<f64> 
 fn on_all_cores(runtime: &Runtime, data: &Bytes) -> Result<f64> {
     fresh(runtime, |objects| {
         let writer = objects.region_writer(WriterOptions::default());
-        let next = AtomicUsize::new(0);
+        let next = Mutex::new(0);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let times: Vec<Result<f64>> = std::thread::scope(|scope| {
             let workers: Vec<_> =
-                (0..threads).map(|_| scope.spawn(|| submit(&writer, &next, data))).collect();
+                (0..threads).map(|_| scope.spawn(|| write_regions(&writer, &next, data))).collect();
             let panicked = || Err(anyhow::anyhow!("a measured thread panicked"));
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
         });
@@ -151,17 +148,19 @@ fn on_all_cores(runtime: &Runtime, data: &Bytes) -> Result<f64> {
     })
 }
 
-/// Hands regions over until there are none left; returns the processor time that took.
-fn submit(writer: &RegionWriter, next: &AtomicUsize, data: &Bytes) -> Result<f64> {
+/// Cuts and writes regions, in turn with others, until there are none left; returns the processor time that took.
+fn write_regions(writer: &RegionWriter, next: &Mutex<usize>, data: &[u8]) -> Result<f64> {
     let start = processor_time();
     loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        let at = number * REGION;
-        if at >= data.len() {
+        let mut next = next.lock().map_err(|_| anyhow::anyhow!("a measured thread panicked"))?;
+        let region = &data[*next..data.len().min(*next + REGION)];
+        if region.is_empty() {
             return Ok(processor_time() - start);
         }
-        let region = data.slice(at..data.len().min(at + REGION));
-        writer.submit(number as u64, &data[at.saturating_sub(PRECEDING)..at], region)?;
+        let pieces = writer.cut(region, *next + region.len() == data.len())?;
+        *next += usize::try_from(pieces.bytes())?;
+        drop(next);
+        writer.write(region, &pieces)?;
     }
 }
 

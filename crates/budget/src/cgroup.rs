@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 const SHARE_PERCENT: u64 = 40;
 /// Below this not even one pack (20 MiB by default) and its neighbours can be in flight.
 const FLOOR: u64 = 48 << 20;
+/// What one processor can make use of, and each further one: a buffer of its own to read and hash in, and its part of
+/// the packs. Together with the program itself this keeps a machine with two processors below 96 MiB.
+const FIRST_PROCESSOR: u64 = 56 << 20;
+const EACH_PROCESSOR: u64 = 20 << 20;
 /// Above this nothing gets faster: it covers bandwidth × delay of a 10 Gbit/s store at 200 ms.
 const CEILING: u64 = 256 << 20;
 
@@ -35,11 +39,12 @@ pub fn default_bytes() -> u64 {
         (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
     };
     let limit = memory_limit().map_or(physical, |limit| limit.bytes.min(physical));
-    share_of(limit)
+    share_of(limit, std::thread::available_parallelism().map_or(1, |count| count.get() as u64))
 }
 
-fn share_of(limit: u64) -> u64 {
-    (limit / 100 * SHARE_PERCENT).clamp(FLOOR, CEILING)
+fn share_of(limit: u64, processors: u64) -> u64 {
+    let further = EACH_PROCESSOR.saturating_mul(processors.saturating_sub(1));
+    (limit / 100 * SHARE_PERCENT).clamp(FLOOR, FIRST_PROCESSOR.saturating_add(further).min(CEILING))
 }
 
 fn memory_limit_below(root: &Path, groups: &str) -> Option<CgroupLimit> {
@@ -95,9 +100,10 @@ mod tests {
 
     #[test]
     fn the_default_stays_within_its_bounds() {
-        assert_eq!(share_of(10 << 20), FLOOR);
-        assert_eq!(share_of(1 << 40), CEILING);
-        assert_eq!(share_of(256 << 20), (256 << 20) / 100 * 40);
+        assert_eq!(share_of(10 << 20, 8), FLOOR);
+        assert_eq!(share_of(1 << 40, 2), 76 << 20);
+        assert_eq!(share_of(1 << 40, 64), CEILING);
+        assert_eq!(share_of(256 << 20, 8), (256 << 20) / 100 * 40);
         assert!((FLOOR..=CEILING).contains(&default_bytes()));
     }
 }

@@ -3,16 +3,18 @@
 
 mod common;
 
-use bytes::Bytes;
 use common::{create_with, noise, options, worker};
 use lifeboat_blobs::MemoryStore;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::format::CreateOptions;
-use lifeboat_kopia::object::{ObjectId, ObjectLayout, Objects, PositionalOptions, WriterOptions};
+use lifeboat_kopia::object::{
+    ObjectId, ObjectLayout, Objects, Pieces, PositionalOptions, RegionWriter, WriterOptions,
+};
 use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::{Error, content::ContentToWrite};
 use lifeboat_primitives::compress::Compressor;
 use std::io::SeekFrom;
+use std::ops::Range;
 use std::sync::Arc;
 
 async fn repository(splitter: &str, version: u8) -> Repository {
@@ -107,41 +109,64 @@ async fn objects_of_all_sizes_come_back_and_do_not_depend_on_how_they_were_hande
     repository.flush().await.unwrap();
 }
 
+/// Cuts all of `data` in regions of `size`, with zeros at their beginning as such if `holes` says so.
+fn cut(writer: &RegionWriter, data: &[u8], size: usize, holes: bool) -> Vec<(Range<usize>, Pieces)> {
+    let mut regions = Vec::new();
+    let mut at = 0;
+    loop {
+        if holes {
+            let zeros = data[at..].iter().take_while(|byte| **byte == 0).count();
+            let pieces = writer.cut_zeros(zeros as u64).unwrap();
+            at += pieces.bytes() as usize;
+            regions.push((at..at, pieces));
+        }
+        let range = at..data.len().min(at + size);
+        let is_end = range.end == data.len();
+        let pieces = writer.cut(&data[range.clone()], is_end).unwrap();
+        at += pieces.bytes() as usize;
+        regions.push((range, pieces));
+        if is_end {
+            assert_eq!(at, data.len());
+            return regions;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn regions_from_many_threads_give_the_same_object() {
+async fn regions_written_by_many_threads_give_the_same_object() {
     for splitter in ["DYNAMIC-128K-BUZHASH", "DYNAMIC-128K-RABINKARP", "FIXED-128K"] {
         let repository = repository(splitter, 3).await;
         let objects = repository.objects();
-        let data = Bytes::from(mixed(6_000_000));
-        let id = write(objects, data.to_vec(), 1 << 30, WriterOptions::default()).await;
-        for size in [100_000, 1_000_000] {
-            let writer = Arc::new(objects.region_writer(WriterOptions::default()));
-            let regions: Vec<usize> = (0..data.len()).step_by(size).collect();
-            let mut threads = Vec::new();
-            for thread in 0..3 {
-                // The last region first: order does not matter.
-                let numbers: Vec<usize> =
-                    (0..regions.len()).rev().filter(|number| number % 3 == thread).collect();
-                let (writer, data) = (writer.clone(), data.clone());
-                threads.push(tokio::task::spawn_blocking(move || {
-                    for number in numbers {
-                        let start = number * size;
-                        let preceding = &data[start.saturating_sub(64)..start];
-                        let region = data.slice(start..data.len().min(start + size));
-                        writer.submit(number as u64, preceding, region).unwrap();
-                        writer.work().unwrap();
+        let data = mixed(6_000_000);
+        let id = write(objects, data.clone(), 1 << 30, WriterOptions::default()).await;
+        for size in [256 << 10, 1_000_000, 10_000_000] {
+            let (objects, data) = (objects.clone(), data.clone());
+            let by_regions = worker(move || {
+                let writer = objects.region_writer(WriterOptions::default());
+                let regions = cut(&writer, &data, size, false);
+                std::thread::scope(|scope| {
+                    for thread in 0..3 {
+                        let (writer, regions, data) = (&writer, &regions, &data);
+                        scope.spawn(move || {
+                            // The last region first: order does not matter.
+                            for (range, pieces) in regions.iter().rev().skip(thread).step_by(3) {
+                                writer.write(&data[range.clone()], pieces).unwrap();
+                            }
+                        });
                     }
-                }));
-            }
-            for thread in threads {
-                thread.await.unwrap();
-            }
-            let writer = Arc::into_inner(writer).unwrap();
-            assert_eq!(worker(move || writer.finish().unwrap()).await, id, "{splitter} by {size}");
+                });
+                writer.finish().unwrap()
+            });
+            assert_eq!(by_regions.await, id, "{splitter} by {size}");
         }
-        let empty = objects.region_writer(WriterOptions::default());
-        let empty = worker(move || empty.finish().unwrap()).await;
-        assert_eq!(empty, write(objects, Vec::new(), 1, WriterOptions::default()).await);
+        let writer = objects.region_writer(WriterOptions::default());
+        let empty = worker(move || {
+            assert!(writer.finish().is_err(), "it has no end yet");
+            writer.write(&[], &writer.cut(&[], true).unwrap()).unwrap();
+            assert!(writer.cut(&[], true).is_err(), "nothing follows the end");
+            writer.finish().unwrap()
+        });
+        assert_eq!(empty.await, write(objects, Vec::new(), 1, WriterOptions::default()).await);
     }
 }
 
@@ -149,19 +174,23 @@ async fn regions_from_many_threads_give_the_same_object() {
 async fn a_checkpoint_of_regions_is_a_prefix_of_the_object() {
     let repository = repository("DYNAMIC-128K-BUZHASH", 3).await;
     let objects = repository.objects().clone();
-    let data = Bytes::from(mixed(3_000_000));
-    let (writing, region) = (objects.clone(), data.clone());
+    let data = mixed(3_000_000);
+    let (writing, all) = (objects.clone(), data.clone());
     let checkpoint = worker(move || {
         let writer = writing.region_writer(WriterOptions::default());
+        assert!(writer.cut(&all[..100_000], false).is_err(), "too short to be cut");
+        let regions = cut(&writer, &all, 500_000, false);
         assert_eq!(writer.checkpoint().unwrap(), None);
-        writer.submit(0, &[], region).unwrap();
-        writer.submit_zeros(2, 1_000_000).unwrap();
-        writer.work().unwrap();
+        // One is missing.
+        for (range, pieces) in regions.iter().enumerate().filter(|(number, _)| *number != 4).map(|(_, r)| r) {
+            writer.write(&all[range.clone()], pieces).unwrap();
+        }
+        assert!(writer.finish().is_err());
         writer.checkpoint().unwrap().unwrap()
     })
     .await;
     let prefix = objects.read_all(checkpoint, 1 << 30).await.unwrap();
-    assert!(prefix.len() > 2_000_000);
+    assert!(prefix.len() > 1_000_000 && prefix.len() < data.len());
     assert_eq!(prefix, data[..prefix.len()]);
 }
 
@@ -175,7 +204,7 @@ async fn holes_give_the_same_object_as_the_zeros_that_they_stand_for() {
         {
             let (head, tail) = (noise(1, before), noise(2, after));
             let data = [head.clone(), vec![0; hole], tail.clone()].concat();
-            let whole = write(objects, data, 1 << 30, WriterOptions::default()).await;
+            let whole = write(objects, data.clone(), 1 << 30, WriterOptions::default()).await;
             let first_half = hole as u64 / 2;
             let second_half = hole as u64 - first_half;
             let (objects, context) = (objects.clone(), format!("{splitter} {before} {hole} {after}"));
@@ -188,11 +217,9 @@ async fn holes_give_the_same_object_as_the_zeros_that_they_stand_for() {
                 let streamed = writer.finish().unwrap();
 
                 let writer = objects.region_writer(WriterOptions::default());
-                let preceding = [&head[head.len().saturating_sub(64)..], &vec![0; hole.min(64)]].concat();
-                writer.submit(3, &preceding[preceding.len().saturating_sub(64)..], tail.into()).unwrap();
-                writer.submit_zeros(2, second_half).unwrap();
-                writer.submit_zeros(1, first_half).unwrap();
-                writer.submit(0, &[], head.into()).unwrap();
+                for (range, pieces) in cut(&writer, &data, 700_000, true) {
+                    writer.write(&data[range], &pieces).unwrap();
+                }
                 (streamed, writer.finish().unwrap())
             })
             .await;

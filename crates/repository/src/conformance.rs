@@ -283,45 +283,54 @@ fn checkpoints(harness: &dyn Harness) {
 }
 
 fn regions(harness: &dyn Harness) {
-    const REGION: usize = 1 << 20;
     let (_, repository) = fresh(harness);
     let mut data = noise(21, 20_000_000);
-    data[5 * REGION..7 * REGION].fill(0);
+    data[5_000_000..18_000_000].fill(0);
     let options = file_options();
     let in_order = write(&*repository, &data);
 
     let writer = repository.new_object_by_regions(&options).unwrap();
-    let count = data.len().div_ceil(REGION);
-    std::thread::scope(|scope| {
-        for thread in 0..3 {
-            let (writer, data) = (&writer, &data);
-            scope.spawn(move || {
-                for number in (0..count).rev().filter(|number| number % 3 == thread) {
-                    let start = number * REGION;
-                    let region = &data[start..data.len().min(start + REGION)];
-                    let preceding = &data[start.saturating_sub(writer.context())..start];
-                    match region.iter().all(|byte| *byte == 0) {
-                        true => writer.submit_zeros(number as u64, region.len() as u64).unwrap(),
-                        false => writer
-                            .submit(number as u64, preceding, bytes::Bytes::copy_from_slice(region))
-                            .unwrap(),
-                    }
-                    writer.work().unwrap();
-                }
-            });
+    let region = writer.longest_piece().max(1 << 20);
+    let mut regions = Vec::new();
+    let mut at = 0;
+    let mut is_end = false;
+    while !is_end {
+        let zeros = data[at..].iter().take_while(|byte| **byte == 0).count();
+        let mut range = at..at;
+        let mut pieces = writer.cut_zeros(zeros as u64).unwrap();
+        if pieces.bytes() == 0 {
+            range = at..data.len().min(at + region);
+            is_end = range.end == data.len();
+            pieces = writer.cut(&data[range.clone()], is_end).unwrap();
         }
+        at += pieces.bytes() as usize;
+        regions.push((range, pieces));
+    }
+    assert_eq!(at, data.len());
+    assert!(writer.cut(&data, true).is_err(), "nothing follows the end");
+    let checkpoints = std::thread::scope(|scope| {
+        let (writer, data, regions) = (&writer, &data, &regions);
+        let threads = [0, 1].map(|thread| {
+            scope.spawn(move || {
+                // The last ones first: order does not matter.
+                for (range, pieces) in regions.iter().rev().skip(thread).step_by(2) {
+                    writer.write(&data[range.clone()], pieces).unwrap();
+                }
+                writer.checkpoint().unwrap()
+            })
+        });
+        threads.map(|thread| thread.join().unwrap())
     });
-    assert!(writer.submit(3, &[], bytes::Bytes::new()).is_err(), "a region cannot be submitted twice");
-    let checkpoint = writer.checkpoint().unwrap();
     assert_eq!(writer.result().unwrap(), in_order);
-    if let Some(prefix) = checkpoint {
+    for prefix in checkpoints.into_iter().flatten() {
         let prefix = read(&*repository, &prefix);
         assert_eq!(prefix, data[..prefix.len()]);
     }
 
     let incomplete = repository.new_object_by_regions(&options).unwrap();
-    incomplete.submit(1, &[], bytes::Bytes::from_static(b"late")).unwrap();
-    assert!(incomplete.result().is_err(), "an object with a missing region has no id");
+    let first = &data[..region];
+    incomplete.write(first, &incomplete.cut(first, false).unwrap()).unwrap();
+    assert!(incomplete.result().is_err(), "an object without an end has no id");
 }
 
 fn concatenation(harness: &dyn Harness) {

@@ -1,11 +1,9 @@
 //! Regions of one object for engines that only know how to write an object in order.
 
-use crate::{Error, ErrorKind, Id, ObjectWriter, RegionWriter, Result};
-use bytes::Bytes;
+use crate::{Error, ErrorKind, Id, ObjectWriter, Pieces, RegionWriter, Result};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 
-/// Puts regions in order and hands them to an [`ObjectWriter`].
+/// Hands regions on to an [`ObjectWriter`] as soon as it is their turn: when they are cut.
 pub(crate) struct InOrder {
     state: Mutex<State>,
 }
@@ -13,95 +11,62 @@ pub(crate) struct InOrder {
 struct State {
     /// `None` once the object is complete.
     writer: Option<Box<dyn ObjectWriter>>,
-    next: u64,
     /// Where the next region begins.
     position: u64,
-    /// Regions that arrived before their turn.
-    early: BTreeMap<u64, Region>,
-}
-
-enum Region {
-    Data(Bytes),
-    Zeros(u64),
+    /// Whether the last region was seen.
+    is_cut: bool,
 }
 
 impl InOrder {
     pub(crate) fn new(writer: Box<dyn ObjectWriter>) -> Self {
-        let state = State { writer: Some(writer), next: 0, position: 0, early: BTreeMap::new() };
-        InOrder { state: Mutex::new(state) }
-    }
-
-    fn add(&self, number: u64, region: Region) -> Result<()> {
-        let mut state = self.state.lock();
-        if number < state.next || state.early.contains_key(&number) {
-            let text = format!("region {number} of an object was submitted twice");
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
-        state.early.insert(number, region);
-        state.write_early()
+        InOrder { state: Mutex::new(State { writer: Some(writer), position: 0, is_cut: false }) }
     }
 }
 
 impl State {
-    fn writer(&mut self) -> Result<&mut Box<dyn ObjectWriter>> {
-        let complete = || Error::new(ErrorKind::InvalidInput, "the object is complete already");
-        self.writer.as_mut().ok_or_else(complete)
-    }
-
-    fn write_early(&mut self) -> Result<()> {
-        while let Some(region) = self.early.remove(&self.next) {
-            self.next += 1;
-            match region {
-                Region::Data(bytes) => {
-                    self.position += bytes.len() as u64;
-                    self.writer()?.write(&bytes)?;
-                }
-                Region::Zeros(length) => {
-                    self.position += length;
-                    let position = self.position;
-                    self.writer()?.seek(position)?;
-                }
-            }
-        }
-        Ok(())
+    /// The writer, for `length` more bytes.
+    fn advance(&mut self, length: u64) -> Result<&mut Box<dyn ObjectWriter>> {
+        let complete = || Error::new(ErrorKind::InvalidInput, "something follows the end of an object");
+        self.position += length;
+        self.writer.as_mut().filter(|_| !self.is_cut).ok_or_else(complete)
     }
 }
 
 impl RegionWriter for InOrder {
-    fn context(&self) -> usize {
-        0
+    fn longest_piece(&self) -> usize {
+        1
     }
 
-    fn most_held(&self) -> u64 {
-        0
+    fn cut(&self, region: &[u8], is_end: bool) -> Result<Pieces> {
+        let mut state = self.state.lock();
+        state.advance(region.len() as u64)?.write(region)?;
+        state.is_cut = is_end;
+        Ok(Pieces::new(region.len() as u64, ()))
     }
 
-    fn submit(&self, number: u64, _preceding: &[u8], region: Bytes) -> Result<()> {
-        self.add(number, Region::Data(region))
+    fn cut_zeros(&self, length: u64) -> Result<Pieces> {
+        let mut state = self.state.lock();
+        let position = state.position + length;
+        state.advance(length)?.seek(position)?;
+        Ok(Pieces::new(length, ()))
     }
 
-    fn submit_zeros(&self, number: u64, length: u64) -> Result<()> {
-        self.add(number, Region::Zeros(length))
-    }
-
-    fn work(&self) -> Result<()> {
+    fn write(&self, _region: &[u8], _pieces: &Pieces) -> Result<()> {
         Ok(())
     }
 
     fn checkpoint(&self) -> Result<Option<Id>> {
-        self.state.lock().writer()?.checkpoint()
+        match &mut self.state.lock().writer {
+            Some(writer) => writer.checkpoint(),
+            None => Ok(None),
+        }
     }
 
     fn result(&self) -> Result<Id> {
         let mut state = self.state.lock();
-        if !state.early.is_empty() {
-            let text = format!("region {} of an object is missing", state.next);
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
-        state.writer()?;
-        match state.writer.take() {
+        match state.writer.take().filter(|_| state.is_cut) {
             Some(writer) => writer.result(),
-            None => Err(Error::new(ErrorKind::InvalidInput, "the object is complete already")),
+            None => Err(Error::new(ErrorKind::InvalidInput, "the end of an object is missing")),
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::regions::InOrder;
 use crate::{
     Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result, ScatterOptions, ScatterTotals, Wanted,
 };
-use bytes::Bytes;
 use jiff::Timestamp;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -234,6 +234,10 @@ pub trait Repository: Send + Sync {
     /// of their own.
     fn interrupt_reads(&self) {}
 
+    /// The same for everything that writes, flushing included. What is not in the storage by then is lost, as after a
+    /// crash.
+    fn interrupt_writes(&self) {}
+
     /// Flushes (if writable) and closes.
     fn close(&self) -> Result<()>;
 }
@@ -270,33 +274,55 @@ pub trait ObjectWriter: Send + Sync {
     fn result(self: Box<Self>) -> Result<Id>;
 }
 
-/// Writes one object that several threads feed with regions of it, in any order; the object is the same as if one
-/// [`ObjectWriter`] had been given the regions in order.
+/// Writes one object that several threads work on; the object is the same as if one [`ObjectWriter`] had been given all
+/// of its bytes in order.
 ///
-/// A region is kept until all of it is written, and some of it may wait for the next one. Let the [`Bytes`] own what
-/// they were reserved with, submit regions roughly in order, and call [`work`](RegionWriter::work) before waiting for
-/// memory.
+/// Threads take turns: one reads the region that follows what was cut so far and has it [cut](RegionWriter::cut), which
+/// is fast; then the next one does, while the first [writes](RegionWriter::write) its pieces. The memory is theirs, and
+/// nothing of it is kept.
 pub trait RegionWriter: Send + Sync {
-    /// How many of the bytes before a region the engine has to see to know where to cut it.
-    fn context(&self) -> usize;
+    /// The longest piece. No region may be shorter, unless the object ends with it.
+    fn longest_piece(&self) -> usize;
 
-    /// The most bytes of regions that the engine holds back until it has seen what follows them.
-    fn most_held(&self) -> u64;
+    /// Cuts the region that begins where the pieces that were cut before end. `is_end` says whether the object ends
+    /// with it; if not, what is left behind its last piece begins the next region.
+    fn cut(&self, region: &[u8], is_end: bool) -> Result<Pieces>;
 
-    /// Adds region `number`, counted from 0. `preceding` are the [`context`](RegionWriter::context) bytes before it,
-    /// or as many as there are. The calling thread works on the object for a while.
-    fn submit(&self, number: u64, preceding: &[u8], region: Bytes) -> Result<()>;
+    /// The same for `length` zeros that nobody has to look at, as far as they become pieces of their own; which may be
+    /// none.
+    fn cut_zeros(&self, length: u64) -> Result<Pieces>;
 
-    /// Adds region `number` that is `length` zeros, without anybody having to look at them.
-    fn submit_zeros(&self, number: u64, length: u64) -> Result<()>;
-
-    /// Writes what waits for more of its kind to be written together; frees memory.
-    fn work(&self) -> Result<()>;
+    /// Writes the pieces of a region, on any thread and in any order.
+    fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()>;
 
     /// An id for a prefix of what was written so far, usable once the repository was flushed; `None` if there is
     /// none.
     fn checkpoint(&self) -> Result<Option<Id>>;
 
-    /// Waits for everything and gives the object's id. All regions must have been submitted.
+    /// The object's id. All of it must have been cut, and all pieces written.
     fn result(&self) -> Result<Id>;
+}
+
+/// Pieces of an object that follow each other, found by a [`RegionWriter`].
+#[derive(Debug)]
+pub struct Pieces {
+    bytes: u64,
+    note: Box<dyn Any + Send + Sync>,
+}
+
+impl Pieces {
+    /// So many bytes, and what the engine has to know about them.
+    pub fn new(bytes: u64, note: impl Any + Send + Sync) -> Self {
+        Pieces { bytes, note: Box::new(note) }
+    }
+
+    /// How many bytes they have; the next region begins behind them.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the engine noted.
+    pub fn note<T: Any>(&self) -> Option<&T> {
+        self.note.downcast_ref()
+    }
 }

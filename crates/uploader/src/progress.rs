@@ -1,12 +1,16 @@
 //! Counters that only grow, and the switch that ends a run early.
 
+use lifeboat_budget::{Budget, Reservation};
 use lifeboat_repository::Repository;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tracing::warn;
 
 /// How soon a cancel is seen by those who cannot look themselves.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a backup that is cancelled may take to write down how far it has come.
+const GRACE: Duration = Duration::from_millis(1500);
 
 /// Counters of a running backup or restore; shared with whoever shows them.
 #[derive(Debug, Default)]
@@ -185,12 +189,44 @@ impl Cancel {
         repository: &dyn Repository,
         work: impl FnOnce() -> crate::Result<T>,
     ) -> crate::Result<T> {
+        self.watching(Duration::ZERO, || repository.interrupt_reads(), work)
+    }
+
+    /// Does `work` that writes. If the run is to end meanwhile, it has a moment to come to an orderly end; then what
+    /// it waits for fails, since the storage may hang, and the result is [`crate::Error::Cancelled`].
+    pub(crate) fn interrupting_writes<T>(
+        &self,
+        repository: &dyn Repository,
+        work: impl FnOnce() -> crate::Result<T>,
+    ) -> crate::Result<T> {
+        let interrupted = Cancel::default();
+        let interrupt = || {
+            warn!(
+                "the backup was cancelled and the storage does not answer: what is not stored yet is given up"
+            );
+            interrupted.cancel();
+            repository.interrupt_writes();
+            repository.interrupt_reads();
+        };
+        let outcome = self.watching(GRACE, interrupt, work);
+        match interrupted.is_cancelled() {
+            true => outcome.map_err(|_| crate::Error::Cancelled),
+            false => outcome,
+        }
+    }
+
+    /// Does `work`, and calls `interrupt` if the run is to end meanwhile and `work` goes on for `grace` after that.
+    fn watching<T>(&self, grace: Duration, interrupt: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
         let (ended_out, ended) = mpsc::channel::<()>();
+        let goes_on = move |time: Duration| ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout);
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                while ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                while goes_on(PATIENCE) {
                     if self.is_cancelled() {
-                        return repository.interrupt_reads();
+                        if goes_on(grace) {
+                            interrupt();
+                        }
+                        return;
                     }
                 }
             });
@@ -198,6 +234,17 @@ impl Cancel {
             drop(ended_out);
             outcome
         })
+    }
+
+    /// Waits for memory, unless the run is to end.
+    pub(crate) fn reserve(&self, budget: &Budget, bytes: u64) -> crate::Result<Reservation> {
+        loop {
+            self.check()?;
+            if let Some(memory) = budget.try_reserve(bytes.min(budget.total())) {
+                return Ok(memory);
+            }
+            std::thread::sleep(PATIENCE);
+        }
     }
 
     pub(crate) fn check(&self) -> crate::Result<()> {

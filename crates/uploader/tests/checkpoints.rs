@@ -8,10 +8,16 @@ use lifeboat_blobs::wrap::Fault;
 use lifeboat_blobs::wrap::fault::{Action, Control, Rule};
 use lifeboat_blobs::{FsOptions, FsStore, Operation};
 use lifeboat_kopia::snapshot::SnapshotManifest;
+use lifeboat_repository::Repository as _;
 use lifeboat_testkit::tree::Random;
 use lifeboat_uploader::{Cancel, Error, Progress, back_up, find_parents, save_snapshot};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What is planted.
+const TREE_BYTES: u64 = 20 * 40 * 60_000 + (50 << 20);
+/// More than the listings of it take.
+const LISTINGS: u64 = 1 << 20;
 
 /// About a hundred megabytes that do not compress, in small and large files.
 fn plant(place: &Place) {
@@ -53,6 +59,10 @@ fn assert_goes_on(place: &Place) {
     assert!(snapshot.is_complete());
     assert!(totals.cached_files >= 40, "{totals:?}");
     assert_eq!(totals.files, 801);
+    // What a checkpoint holds is safe: nothing is uploaded but what came after it, and listings.
+    let safe = before.iter().map(bytes_in).max().unwrap_or(0);
+    let written = opened.interface.written().new;
+    assert!(written <= TREE_BYTES - safe + LISTINGS, "{written} bytes, where {safe} were safe");
     assert!(incomplete(place).is_empty(), "the complete snapshot replaces incomplete ones");
     place.kopia.verify_snapshots().unwrap();
     let fresh = opened.back_up(|options| options.parents.clear()).0;
@@ -106,6 +116,11 @@ fn a_backup_whose_process_died_is_gone_on_with_from_its_last_checkpoint() {
     assert!(outcome.is_err(), "{outcome:?}");
     drop(opened);
     assert_goes_on(&place);
+}
+
+fn bytes_in(snapshot: &SnapshotManifest) -> u64 {
+    let summary = snapshot.root_entry.as_ref().and_then(|root| root.summary.as_ref());
+    summary.map_or(0, |summary| u64::try_from(summary.size).unwrap())
 }
 
 fn files_in(snapshot: &SnapshotManifest) -> i64 {

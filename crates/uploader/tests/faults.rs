@@ -7,11 +7,13 @@ use common::{Place, root_object, write};
 use lifeboat_blobs::wrap::fault::{Action, Control, Rule};
 use lifeboat_blobs::wrap::{Fault, Retry, RetryPolicy};
 use lifeboat_blobs::{BlobStore, ErrorKind, FsOptions, FsStore, Operation};
+use lifeboat_kopia::policy::Policy;
 use lifeboat_repository::Repository as _;
 use lifeboat_testkit::tree::{Random, TreeSpec};
-use lifeboat_uploader::{Cancel, Progress, back_up, save_snapshot};
+use lifeboat_uploader::{BlockBackupOptions, Cancel, Progress, back_up, back_up_block, save_snapshot};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// More calls than any of these backups makes.
 const CALLS: u64 = 4000;
@@ -105,4 +107,91 @@ fn a_store_that_is_full_ends_the_backup_with_its_reason_and_harms_no_earlier_sna
     place.kopia.verify_snapshots().unwrap();
     let restored = place.path("restored");
     place.kopia.restore(before.id.as_str(), &restored).unwrap();
+}
+
+/// Does `work` and cancels it once it is in the middle of it; the cancel must be heard, however long the storage stalls.
+fn assert_cancel_is_heard<T: std::fmt::Debug>(
+    progress: &Progress,
+    is_stuck: impl Fn() -> bool + Sync,
+    work: impl FnOnce(&Cancel) -> lifeboat_uploader::Result<T>,
+) {
+    let (cancel, ended) = (Cancel::default(), AtomicBool::new(false));
+    let started = Instant::now();
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let patience = |what: &str| {
+                assert!(started.elapsed() < Duration::from_secs(180), "{what}: {:?}", progress.totals());
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            while !is_stuck() {
+                patience("the backup does not get where it is to be cancelled");
+            }
+            cancel.cancel();
+            while !ended.load(Ordering::Relaxed) {
+                patience("the cancel was not heard");
+            }
+        });
+        let outcome = work(&cancel);
+        ended.store(true, Ordering::Relaxed);
+        outcome
+    });
+    assert!(matches!(outcome, Err(lifeboat_uploader::Error::Cancelled)), "{outcome:?}");
+}
+
+/// A store that takes no pack any more.
+fn stalled_store(place: &Place) -> Arc<dyn BlobStore> {
+    let (store, control) = store_with_faults(place);
+    let for_ever = Action::Delay(Duration::from_secs(100 * 3600));
+    control.plan(Rule::on(Operation::Put).prefix("p").times(CALLS).action(for_ever));
+    store
+}
+
+#[test]
+fn a_cancel_ends_a_backup_although_the_store_stalls_for_ever() {
+    let place = Place::new();
+    plant_large(&place);
+    let opened = place.open_store_within(stalled_store(&place), 32 << 20);
+    let progress = Progress::default();
+    let mut options = opened.options();
+    options.checkpoint_interval = Some(Duration::from_secs(600));
+    // By then all memory is in packs that nobody takes.
+    let is_stuck =
+        || progress.totals().hashed_bytes > 0 && opened.inner.contents().totals().packed_bytes > 8 << 20;
+    assert_cancel_is_heard(&progress, is_stuck, |cancel| {
+        back_up(&opened.interface, &options, &progress, cancel)
+    });
+    let flushed = opened.interface.flush();
+    assert!(flushed.is_err(), "nothing waits for the store any more");
+    drop(opened);
+    place.back_up();
+    place.kopia.verify_snapshots().unwrap();
+}
+
+#[test]
+fn a_cancel_ends_a_block_backup_that_waits_for_the_store_or_for_memory() {
+    let place = Place::new();
+    let image = place.path("image");
+    write(&image, Random::new(3).bytes(60 << 20));
+    for without_memory in [false, true] {
+        let opened = place.open_store_within(stalled_store(&place), 32 << 20);
+        let progress = Progress::default();
+        let options = BlockBackupOptions {
+            path: image.clone(),
+            source: place.source_info(),
+            policy: Policy::default(),
+            changes: None,
+            description: String::new(),
+            threads: 2,
+            budget: opened.budget.clone(),
+        };
+        let all =
+            without_memory.then(|| opened.budget.try_reserve(opened.budget.total() - opened.budget.used()));
+        let packed = || opened.inner.contents().totals().packed_bytes;
+        assert_cancel_is_heard(
+            &progress,
+            || without_memory || packed() > 4 << 20,
+            |cancel| back_up_block(&opened.interface, &options, &progress, cancel),
+        );
+        drop(all);
+    }
 }

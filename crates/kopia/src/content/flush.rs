@@ -8,7 +8,7 @@ use crate::session::SessionId;
 use crate::worker::blocking;
 use crate::{Error, Result};
 use jiff::SignedDuration;
-use lifeboat_blobs::{BlobId, Payload};
+use lifeboat_blobs::{BlobId, Operation, Payload};
 use lifeboat_index::IndexEntry;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -28,7 +28,13 @@ impl ContentStore {
     /// Others may write meanwhile; what they add is published by the next flush. A failure loses nothing: the
     /// next flush tries again. A crash at any point leaves at worst packs that nothing refers to.
     pub async fn flush(&self) -> Result<()> {
-        let Some(writer) = self.shared.writer.as_ref() else { return Ok(()) };
+        match self.shared.writer.as_ref() {
+            Some(writer) => self.unless_interrupted(Operation::Put, "index", self.flush_all(writer)).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn flush_all(&self, writer: &Writer) -> Result<()> {
         let _one = writer.flushing.lock().await;
         let store = self.clone();
         let cut = tokio::task::spawn_blocking(move || store.cut());
@@ -200,9 +206,12 @@ impl ContentStore {
     ) -> lifeboat_blobs::Result<()> {
         // The semaphore is never closed.
         let _turn = writer.puts.acquire().await;
-        marker.ensure(&*self.shared.store).await?;
-        let options = self.shared.format.put_options();
-        self.shared.store.put(id, payload, &options).await
+        let put = async {
+            marker.ensure(&*self.shared.store).await?;
+            let options = self.shared.format.put_options();
+            self.shared.store.put(id, payload, &options).await
+        };
+        self.unless_interrupted(Operation::Put, id.as_str(), put).await
     }
 
     fn pack_failed(

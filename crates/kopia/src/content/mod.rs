@@ -35,7 +35,7 @@ use bytes::Bytes;
 use cache::MetadataCache;
 use committed::CommittedIndex;
 use jiff::SignedDuration;
-use lifeboat_blobs::{BlobStore, PutOptions, Retention};
+use lifeboat_blobs::{BlobStore, ErrorKind, Operation, PutOptions, Retention};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::{Catalog, CatalogOptions, IndexEntry, IndexVersion, Prefix, Snapshot};
 use lifeboat_primitives::aead::OVERHEAD;
@@ -49,6 +49,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 use writer::Writer;
 
 /// From this age on, the index is loaded again before it is relied on for deduplication, as Kopia does.
@@ -166,8 +167,8 @@ pub struct ContentOptions {
     pub write_permission: Option<Arc<dyn WritePermission>>,
     /// Where local files may be kept from one run to the next; without it they last as long as the store is open.
     pub cache_folder: Option<PathBuf>,
-    /// The memory budget. For writing, up to half of it is set aside for packs for as long as the store is open;
-    /// the rest is for the caller's buffers, so that neither can starve the other.
+    /// The memory budget. For writing, up to three eighths of it are set aside for packs for as long as the store is
+    /// open; the rest is for the caller's buffers, so that neither can starve the other.
     pub budget: Budget,
     /// How many packs are put at once.
     pub parallel_puts: usize,
@@ -196,6 +197,8 @@ struct Shared {
     nearby: Nearby,
     writer: Option<Writer>,
     write_permission: Option<Arc<dyn WritePermission>>,
+    /// Ends calls of the storage that writers wait for.
+    interrupted: CancellationToken,
     runtime: Handle,
 }
 
@@ -263,6 +266,7 @@ impl ContentStore {
             nearby,
             writer,
             write_permission,
+            interrupted: CancellationToken::new(),
             runtime,
         };
         Ok(ContentStore { shared: Arc::new(shared) })
@@ -319,6 +323,28 @@ impl ContentStore {
         self.shared.format.supports_compression()
     }
 
+    /// Makes writes and flushes that wait for the storage fail soon, and all later ones at once: for whoever gives up
+    /// and cannot wait for a storage that hangs. What is not in the storage yet is lost; what is there is as good
+    /// as after a crash.
+    pub fn interrupt_writes(&self) {
+        self.shared.interrupted.cancel();
+    }
+
+    /// Waits for a call of the storage unless writing is interrupted.
+    async fn unless_interrupted<T, E: From<lifeboat_blobs::Error>>(
+        &self,
+        operation: Operation,
+        blob: &str,
+        call: impl Future<Output = std::result::Result<T, E>>,
+    ) -> std::result::Result<T, E> {
+        let interrupted = || {
+            let store = self.shared.store.describe();
+            lifeboat_blobs::Error::new(ErrorKind::Other, operation, blob, store, "writing was interrupted")
+        };
+        let outcome = self.shared.interrupted.run_until_cancelled(call).await;
+        outcome.unwrap_or_else(|| Err(interrupted().into()))
+    }
+
     fn writer(&self, action: &'static str) -> Result<&Writer> {
         self.shared.writer.as_ref().ok_or(Error::ReadOnly { action })
     }
@@ -336,6 +362,7 @@ impl ContentStore {
             }
             committed.refresh_if_older(REFRESH_AFTER).await
         };
+        let refresh = self.unless_interrupted(Operation::Get, "index", refresh);
         match self.shared.runtime.block_on(refresh) {
             Err(Error::Storage(error)) if committed.age() <= RELY_ON_AT_MOST => {
                 tracing::warn!(%error, "the index could not be refreshed; it is young enough to go on for now");
@@ -346,14 +373,14 @@ impl ContentStore {
     }
 }
 
-/// Sets aside memory for packs: half of the budget, or what is left of it, but never more than is of use.
+/// Sets aside memory for packs: three eighths of the budget, or what is left of it, but never more than is of use.
 async fn write_share(budget: &Budget, max_pack_size: u64) -> Result<Reservation> {
-    let mut wanted = (budget.total() / 2).min(max_pack_size.saturating_mul(PACKS_IN_MEMORY));
+    let mut wanted = (budget.total() / 8 * 3).min(max_pack_size.saturating_mul(PACKS_IN_MEMORY));
     while wanted > MIN_WRITE_SHARE {
         if let Some(share) = budget.try_reserve(wanted) {
             return Ok(share);
         }
         wanted /= 2;
     }
-    Ok(budget.reserve_async(MIN_WRITE_SHARE.min(budget.total() / 2)).await?)
+    Ok(budget.reserve_async(MIN_WRITE_SHARE.min(budget.total() / 8 * 3)).await?)
 }

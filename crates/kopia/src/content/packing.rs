@@ -227,7 +227,11 @@ impl ContentStore {
             }
             let mut state = writer.state.lock();
             state.check_failure()?;
-            if let Some(kind) = state.current.as_mut().and_then(WriteSession::largest_open) {
+            let largest = state.current.as_mut().and_then(WriteSession::largest_open);
+            // A pack that is not even half full rather waits, with us, for those on their way.
+            let half = self.shared.format.max_pack_size / 2;
+            let can_wait = |(_, len): &(PackKind, u64)| *len < half && state.sending > 0;
+            if let Some((kind, _)) = largest.filter(|largest| !can_wait(largest)) {
                 self.close_and_send(writer, state, kind);
             } else if state.sending > 0 {
                 writer.settled.wait(&mut state);

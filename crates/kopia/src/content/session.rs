@@ -149,10 +149,10 @@ impl WriteSession {
         }
     }
 
-    /// The kind of the open pack that holds most bytes.
-    pub(super) fn largest_open(&mut self) -> Option<PackKind> {
-        let sizes = PackKind::ALL.map(|kind| (self.opened(kind).map_or(0, |pack| pack.len()), kind));
-        sizes.into_iter().filter(|(size, _)| *size > 0).max_by_key(|(size, _)| *size).map(|(_, kind)| kind)
+    /// The kind of the open pack that holds most bytes, and how many.
+    pub(super) fn largest_open(&mut self) -> Option<(PackKind, u64)> {
+        let sizes = PackKind::ALL.map(|kind| (kind, self.opened(kind).map_or(0, |pack| pack.len())));
+        sizes.into_iter().filter(|(_, size)| *size > 0).max_by_key(|(_, size)| *size)
     }
 
     /// Closes the open pack of `kind`: it is to be sent.

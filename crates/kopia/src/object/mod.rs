@@ -19,7 +19,7 @@ pub use id::{InvalidObjectId, ObjectId};
 pub use layout::{LayoutEntry, ObjectLayout};
 pub use positional::{PositionalOptions, PositionalWriter};
 pub use reader::ObjectReader;
-pub use regions::RegionWriter;
+pub use regions::{Pieces, RegionWriter};
 pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
 pub use writer::{ObjectWriter, WriterOptions};
 

@@ -1,171 +1,162 @@
-//! Writing one large object with several threads at once.
+//! Large objects: where they are cut is found out in order, their pieces are written by any number of threads.
 
 use super::indirect::{self, Entry};
 use super::{ObjectId, Objects, WriterOptions};
 use crate::{Error, Result};
-use bytes::Bytes;
-use lifeboat_primitives::splitter::{Candidates, Splitter, WINDOW, scan_candidates};
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{BTreeMap, VecDeque};
+use lifeboat_primitives::splitter::{Splitter, SplitterAlgorithm, WINDOW};
+use parking_lot::Mutex;
 
-/// What holes are made of.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-
-/// Writes one object that arrives in regions, in any order and from any number of threads; the result is the same
-/// as if an [`ObjectWriter`](super::ObjectWriter) had been given the regions in order.
+/// Writes one object that several threads work on; the result is the same as if an
+/// [`ObjectWriter`](super::ObjectWriter) had been given all of its bytes in order.
 ///
-/// Each thread that [`submit`](Self::submit)s a region looks for cuts in it, and then writes chunks that have become
-/// whole, its own or others'. So all threads that read also work, and none waits for another.
-///
-/// Regions are kept until all their chunks are written. To save memory, let the regions' [`Bytes`] own what they
-/// were reserved with, read regions roughly in order, and call [`work`](Self::work) before waiting for memory: chunks
-/// may be waiting to be hashed side by side with others.
+/// [`cut`](Self::cut) finds out, in order, where pieces end, which takes a fraction of the time that it takes to
+/// [write](Self::write) them. So threads take turns in reading and cutting a region, each from where the one before
+/// has left off, and write at the same time. Nothing is kept but the ids.
 #[derive(Debug)]
 pub struct RegionWriter {
     objects: Objects,
     options: WriterOptions,
-    batch: usize,
-    /// Buffers for chunks that lie across a seam, to be used again.
-    spare: Mutex<Vec<Vec<u8>>>,
     state: Mutex<State>,
-    idle: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
+    /// As it is behind the last piece.
     splitter: Splitter,
-    /// The number of the region that is to be cut next.
-    next_region: u64,
-    /// Regions that arrived before their turn.
-    early: BTreeMap<u64, Region>,
-    /// The beginning of the next chunk.
-    partial: Vec<Bytes>,
-    /// Whole chunks.
-    ready: VecDeque<Chunk>,
-    /// How many chunks there are so far, and what became of them.
-    written: Vec<Option<(u64, ObjectId)>>,
-    /// Threads that are writing chunks.
-    working: usize,
-    failed: bool,
-    length: u64,
+    /// For each piece, once it is written, its length and object.
+    pieces: Vec<Option<(u64, ObjectId)>>,
+    /// Whether the end of the object was seen.
+    is_cut: bool,
+}
+
+/// Pieces of an object that follow each other and can be written.
+#[derive(Debug)]
+pub struct Pieces {
+    /// The number of the first one.
+    first: usize,
+    kind: Kind,
 }
 
 #[derive(Debug)]
-enum Region {
-    Data(Bytes, Candidates),
-    Zeros(u64),
+enum Kind {
+    /// Where in the region they end.
+    Data(Vec<usize>),
+    /// So many pieces of so many zeros.
+    Zeros { count: usize, length: usize },
 }
 
-/// A whole chunk.
-#[derive(Debug)]
-struct Chunk {
-    number: usize,
-    /// How many chunks with the same bytes there are, from `number` on.
-    count: usize,
-    parts: Vec<Bytes>,
-}
+impl Pieces {
+    /// How many bytes they have: what follows them was not cut yet.
+    pub fn bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Data(ends) => ends.last().map_or(0, |end| *end as u64),
+            Kind::Zeros { count, length } => *count as u64 * *length as u64,
+        }
+    }
 
-/// A chunk that was written.
-struct Written {
-    number: usize,
-    count: usize,
-    length: u64,
-    object: ObjectId,
+    fn count(&self) -> usize {
+        match &self.kind {
+            Kind::Data(ends) => ends.len(),
+            Kind::Zeros { count, .. } => *count,
+        }
+    }
 }
 
 impl RegionWriter {
     pub(super) fn new(objects: Objects, options: WriterOptions) -> Self {
-        let batch = objects.batch();
-        let state = State {
-            splitter: Splitter::new(options.splitter.unwrap_or(objects.splitter)),
-            next_region: 0,
-            early: BTreeMap::new(),
-            partial: Vec::new(),
-            ready: VecDeque::new(),
-            written: Vec::new(),
-            working: 0,
-            failed: false,
-            length: 0,
-        };
-        RegionWriter {
-            objects,
-            options,
-            batch,
-            spare: Mutex::default(),
-            state: Mutex::new(state),
-            idle: Condvar::new(),
-        }
+        let splitter = Splitter::new(options.splitter.unwrap_or(objects.splitter));
+        let state = State { splitter, pieces: Vec::new(), is_cut: false };
+        RegionWriter { objects, options, state: Mutex::new(state) }
     }
 
-    /// Adds region number `number`, counted from 0. `preceding` are the 64 bytes before it; fewer only where the
-    /// object starts. Blocks while this thread writes chunks.
-    pub fn submit(&self, number: u64, preceding: &[u8], region: Bytes) -> Result<()> {
-        let algorithm = self.options.splitter.unwrap_or(self.objects.splitter);
-        let candidates = scan_candidates(algorithm, preceding, &region);
-        self.add(number, Region::Data(region, candidates))
+    fn splitter(&self) -> SplitterAlgorithm {
+        self.options.splitter.unwrap_or(self.objects.splitter)
     }
 
-    /// Adds region number `number` of `length` zeros, such as a hole, as fast as its chunks can be counted.
-    pub fn submit_zeros(&self, number: u64, length: u64) -> Result<()> {
-        self.add(number, Region::Zeros(length))
+    /// The longest piece: in a region of this size there always is one.
+    pub fn longest_piece(&self) -> usize {
+        self.splitter().max_size()
     }
 
-    fn add(&self, number: u64, region: Region) -> Result<()> {
+    /// Cuts a region that begins where the pieces that were cut before end. What is left behind its last piece must
+    /// begin the next region, unless the object ends with this one.
+    pub fn cut(&self, region: &[u8], is_end: bool) -> Result<Pieces> {
         let mut state = self.state.lock();
-        if number < state.next_region || state.early.contains_key(&number) {
-            return Err(Error::Invalid(format!("region {number} of an object was submitted twice")));
+        let mut splitter = state.splitter.clone();
+        let mut ends = Vec::new();
+        let mut at = 0;
+        while let Some(length) = splitter.next_cut(&region[at..]) {
+            at += length;
+            ends.push(at);
+            state.splitter = splitter.clone();
         }
-        state.early.insert(number, region);
-        state.cut_regions();
-        self.write_ready(state, self.batch)
+        // An empty object is one empty piece.
+        if is_end && (at < region.len() || ends.is_empty() && state.pieces.is_empty()) {
+            ends.push(region.len());
+        }
+        if ends.is_empty() && !is_end {
+            let needed = self.longest_piece();
+            let text = format!("a region of {} bytes, where {needed} may be needed to cut it", region.len());
+            return Err(Error::Invalid(text));
+        }
+        state.add(Kind::Data(ends), is_end)
+    }
+
+    /// Cuts `length` zeros, such as a hole, as far as they become pieces of their own; which may be none.
+    pub fn cut_zeros(&self, length: u64) -> Result<Pieces> {
+        // A splitter that sees nothing but zeros cuts as soon as it may.
+        let piece = self.splitter().min_size();
+        let count = if piece < WINDOW { 0 } else { (length / piece as u64) as usize };
+        self.state.lock().add(Kind::Zeros { count, length: piece }, false)
+    }
+
+    /// Writes the pieces that a region was cut into.
+    pub fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()> {
+        let zeros;
+        let (chunks, repeated): (Vec<&[u8]>, usize) = match &pieces.kind {
+            Kind::Data(ends) => {
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                let chunks = starts.zip(ends).map(|(start, end)| region.get(start..*end));
+                let other = || Error::Invalid("pieces of another region".to_owned());
+                (chunks.collect::<Option<_>>().ok_or_else(other)?, 1)
+            }
+            Kind::Zeros { count: 0, .. } => return Ok(()),
+            Kind::Zeros { count, length } => {
+                zeros = vec![0; *length];
+                (vec![&zeros], *count)
+            }
+        };
+        let ids = self.objects.write_chunks(&chunks, self.options.prefix, self.options.compression)?;
+        let mut state = self.state.lock();
+        for (number, (chunk, id)) in chunks.iter().zip(ids).enumerate() {
+            let first = pieces.first + number;
+            if let Some(places) = state.pieces.get_mut(first..first + repeated) {
+                places.fill(Some((chunk.len() as u64, id)));
+            }
+        }
+        Ok(())
     }
 
     /// The object as far as it is written without a gap, so that what was written so far can be found after a
     /// crash; `None` if nothing is. Writing goes on meanwhile.
     pub fn checkpoint(&self) -> Result<Option<ObjectId>> {
-        let mut entries = Vec::new();
-        let mut start = 0;
-        for (length, object) in self.state.lock().written.iter().map_while(|written| *written) {
-            entries.push(Entry { start, length, object });
-            start += length;
-        }
+        let entries = entries(self.state.lock().pieces.iter().map_while(|written| *written));
         match entries.is_empty() {
             true => Ok(None),
             false => self.id_of(&entries).map(Some),
         }
     }
 
-    /// Writes chunks that wait for others; for a thread that would otherwise have nothing to do.
-    pub fn work(&self) -> Result<()> {
-        self.write_ready(self.state.lock(), 1)
-    }
-
-    /// Writes what is left, waits for the other threads and returns the object's id. All regions must have been
-    /// submitted; nothing can be added afterwards.
+    /// The object's id. All of it must have been cut and written.
     pub fn finish(&self) -> Result<ObjectId> {
-        {
-            let mut state = self.state.lock();
-            if !state.early.is_empty() {
-                return Err(Error::Invalid(format!("region {} of an object is missing", state.next_region)));
+        let entries = {
+            let state = self.state.lock();
+            let written: Vec<_> = state.pieces.iter().map_while(|written| *written).collect();
+            if !state.is_cut || written.len() < state.pieces.len() {
+                return Err(Error::Invalid(format!("piece {} of an object is missing", written.len())));
             }
-            state.end_of_object();
-            self.write_ready(state, 1)?;
-        }
-        let mut state = self.state.lock();
-        while state.working > 0 {
-            self.idle.wait(&mut state);
-        }
-        if state.failed {
-            return Err(Error::Invalid("another thread failed to write a part of the object".into()));
-        }
-        let mut entries = Vec::with_capacity(state.written.len());
-        let mut start = 0;
-        for written in &state.written {
-            let (length, object) = written.ok_or_else(|| Error::Worker("a chunk was not written".into()))?;
-            entries.push(Entry { start, length, object });
-            start += length;
-        }
-        drop(state);
+            entries(written)
+        };
         self.id_of(&entries)
     }
 
@@ -180,148 +171,27 @@ impl RegionWriter {
             ),
         }
     }
-
-    /// Writes chunks in batches for as long as `at_least` are ready.
-    fn write_ready<'s>(&'s self, mut state: MutexGuard<'s, State>, at_least: usize) -> Result<()> {
-        while !state.failed && state.ready.len() >= at_least.max(1) {
-            let count = state.ready.len().min(self.batch);
-            let batch: Vec<Chunk> = state.ready.drain(..count).collect();
-            state.working += 1;
-            drop(state);
-            let written = self.write_batch(batch);
-            state = self.state.lock();
-            state.working -= 1;
-            match written {
-                Ok(written) => {
-                    for Written { number, count, length, object } in written {
-                        state.written[number..number + count].fill(Some((length, object)));
-                    }
-                }
-                Err(error) => {
-                    state.failed = true;
-                    self.idle.notify_all();
-                    return Err(error);
-                }
-            }
-            self.idle.notify_all();
-        }
-        Ok(())
-    }
-
-    fn write_batch(&self, batch: Vec<Chunk>) -> Result<Vec<Written>> {
-        // Chunks that lie across a seam are put together; the others are used where they are.
-        let mut joined: Vec<Vec<u8>> = Vec::new();
-        for chunk in batch.iter().filter(|chunk| chunk.parts.len() != 1) {
-            let mut buffer = self.spare.lock().pop().unwrap_or_default();
-            chunk.parts.iter().for_each(|part| buffer.extend_from_slice(part));
-            joined.push(buffer);
-        }
-        let mut next = joined.iter();
-        let slices: Vec<&[u8]> = batch
-            .iter()
-            .map(|chunk| match chunk.parts.as_slice() {
-                [only] => only.as_ref(),
-                _ => next.next().map_or(&[][..], Vec::as_slice),
-            })
-            .collect();
-        let ids = self.objects.write_chunks(&slices, self.options.prefix, self.options.compression)?;
-        let written = batch.iter().zip(&slices).zip(ids).map(|((chunk, data), object)| Written {
-            number: chunk.number,
-            count: chunk.count,
-            length: data.len() as u64,
-            object,
-        });
-        let written = written.collect();
-        self.recycle(joined);
-        Ok(written)
-    }
-
-    fn recycle(&self, buffers: Vec<Vec<u8>>) {
-        let mut spare = self.spare.lock();
-        for mut buffer in buffers {
-            if spare.len() < self.batch {
-                buffer.clear();
-                spare.push(buffer);
-            }
-        }
-    }
 }
 
 impl State {
-    /// Cuts all regions whose turn it is.
-    fn cut_regions(&mut self) {
-        while let Some(region) = self.early.remove(&self.next_region) {
-            self.next_region += 1;
-            match region {
-                Region::Data(region, candidates) => self.cut_data(&region, &candidates),
-                Region::Zeros(length) => self.cut_zeros(length),
-            }
+    fn add(&mut self, kind: Kind, is_end: bool) -> Result<Pieces> {
+        if self.is_cut {
+            return Err(Error::Invalid("something follows the end of an object".to_owned()));
         }
-    }
-
-    fn cut_data(&mut self, region: &Bytes, candidates: &Candidates) {
-        self.length += region.len() as u64;
-        let mut cuts = Vec::new();
-        self.splitter.stitch(region, candidates, |cut| cuts.push(cut));
-        let mut at = 0;
-        for cut in cuts {
-            self.partial.push(region.slice(at..cut));
-            self.end_chunk();
-            at = cut;
-        }
-        if at < region.len() {
-            self.partial.push(region.slice(at..));
-        }
-    }
-
-    fn cut_zeros(&mut self, length: u64) {
-        self.length += length;
-        // After a window of zeros every splitter cuts at its minimum size, so all chunks but the first and the last
-        // are equal.
-        let min = self.splitter.algorithm().min_size();
-        let (mut left, mut seen) = (length, 0);
-        while left > 0 {
-            if self.splitter.pending() == 0 && seen >= WINDOW && left >= min as u64 {
-                let count = (left / min as u64) as usize;
-                self.partial = zeros(min);
-                self.end_chunks(count);
-                left -= (count * min) as u64;
-                continue;
-            }
-            let part = &ZEROS[..left.min(ZEROS.len() as u64) as usize];
-            let cut = self.splitter.next_cut(part);
-            let taken = cut.unwrap_or(part.len());
-            self.partial.push(Bytes::from_static(&part[..taken]));
-            if cut.is_some() {
-                self.end_chunk();
-            }
-            left -= taken as u64;
-            seen += taken;
-        }
-    }
-
-    fn end_chunk(&mut self) {
-        self.end_chunks(1);
-    }
-
-    /// The partial chunk is whole, and `count` chunks in a row are the same.
-    fn end_chunks(&mut self, count: usize) {
-        let parts = std::mem::take(&mut self.partial);
-        let number = self.written.len();
-        self.ready.push_back(Chunk { number, count, parts });
-        self.written.resize(number + count, None);
-    }
-
-    fn end_of_object(&mut self) {
-        if !self.partial.is_empty() || self.length == 0 {
-            self.end_chunk();
-        }
+        let pieces = Pieces { first: self.pieces.len(), kind };
+        self.pieces.resize(self.pieces.len() + pieces.count(), None);
+        self.is_cut = is_end;
+        Ok(pieces)
     }
 }
 
-/// So many zeros, in parts.
-fn zeros(length: usize) -> Vec<Bytes> {
-    let whole = std::iter::repeat_n(Bytes::from_static(&ZEROS), length / ZEROS.len());
-    let rest = Bytes::from_static(&ZEROS[..length % ZEROS.len()]);
-    whole.chain((!rest.is_empty()).then_some(rest)).collect()
+/// An index of pieces that follow each other.
+fn entries(pieces: impl IntoIterator<Item = (u64, ObjectId)>) -> Vec<Entry> {
+    let mut start = 0;
+    let place = |(length, object)| {
+        let entry = Entry { start, length, object };
+        start += length;
+        entry
+    };
+    pieces.into_iter().map(place).collect()
 }

@@ -2,8 +2,10 @@
 
 use bytes::Bytes;
 use lifeboat_budget::Reservation;
+use memmap2::MmapMut;
 use parking_lot::Mutex;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// Buffers are rounded up to multiples of one of these, so that one that comes back fits the next content.
@@ -29,7 +31,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     taken: usize,
-    idle: Vec<Vec<u8>>,
+    idle: Vec<Buffer>,
     idle_bytes: usize,
 }
 
@@ -54,7 +56,7 @@ impl PiecePool {
         let capacity = rounded(len);
         match self.take_within(len, usize::MAX) {
             Some(piece) => piece,
-            None => Piece { buffer: vec![0; capacity], len: 0, pool: self.inner.clone() },
+            None => Piece { buffer: Buffer::new(capacity), len: 0, pool: self.inner.clone() },
         }
     }
 
@@ -75,7 +77,7 @@ impl PiecePool {
         }
         state.taken += capacity;
         drop(state);
-        Some(Piece { buffer: vec![0; capacity], len: 0, pool: self.inner.clone() })
+        Some(Piece { buffer: Buffer::new(capacity), len: 0, pool: self.inner.clone() })
     }
 }
 
@@ -92,8 +94,8 @@ impl fmt::Debug for PiecePool {
 
 impl State {
     /// The smallest idle buffer that holds `len` bytes and is not much larger than a new one would be.
-    fn reuse(&mut self, len: usize, capacity: usize) -> Option<Vec<u8>> {
-        let fits = |buffer: &Vec<u8>| buffer.len() >= len && buffer.len() <= capacity.saturating_mul(2);
+    fn reuse(&mut self, len: usize, capacity: usize) -> Option<Buffer> {
+        let fits = |buffer: &Buffer| buffer.len() >= len && buffer.len() <= capacity.saturating_mul(2);
         let (place, _) =
             self.idle.iter().enumerate().filter(|(_, b)| fits(b)).min_by_key(|(_, buffer)| buffer.len())?;
         let buffer = self.idle.swap_remove(place);
@@ -107,9 +109,49 @@ fn rounded(len: usize) -> usize {
     len.max(1).div_ceil(grain).saturating_mul(grain)
 }
 
+/// Zeroed memory straight from the kernel, which gets it back: buffers of many sizes that come and go would leave holes
+/// in the allocator's memory that nothing else fits.
+enum Buffer {
+    Mapped(MmapMut),
+    /// Where the kernel allows no more mappings.
+    Heap(Vec<u8>),
+}
+
+impl Buffer {
+    fn new(len: usize) -> Self {
+        MmapMut::map_anon(len).map_or_else(|_| Buffer::Heap(vec![0; len]), Buffer::Mapped)
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Buffer::Heap(Vec::new())
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Buffer::Mapped(bytes) => bytes,
+            Buffer::Heap(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Buffer::Mapped(bytes) => bytes,
+            Buffer::Heap(bytes) => bytes,
+        }
+    }
+}
+
 /// A buffer that is being filled from the front.
 pub struct Piece {
-    buffer: Vec<u8>,
+    buffer: Buffer,
     len: usize,
     pool: Arc<Inner>,
 }

@@ -1,14 +1,13 @@
 //! Objects: the engine's writers and readers as movers see them.
 
 use crate::{
-    AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter,
+    AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter, Pieces,
     RegionWriter, Result,
 };
-use bytes::Bytes;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::object::{self, ObjectId, Objects, PositionalOptions, PositionalWriter, WriterOptions};
 use lifeboat_primitives::compress::Compressor;
-use lifeboat_primitives::splitter::{SplitterAlgorithm, WINDOW};
+use lifeboat_primitives::splitter::SplitterAlgorithm;
 use std::io::{Read, Seek, SeekFrom};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -120,43 +119,37 @@ pub(super) fn new_region_writer(
     if options.access_mode == AccessMode::Block || options.parent.is_some() {
         return Err(invalid("an object by regions is written in full, without a parent: use block access"));
     }
-    let options = writer_options(options)?;
-    let most_held = options.splitter.unwrap_or(objects.splitter()).max_size() as u64;
-    Ok(Box::new(Regions { writer: objects.region_writer(options), most_held }))
+    Ok(Box::new(Regions(objects.region_writer(writer_options(options)?))))
 }
 
-struct Regions {
-    writer: object::RegionWriter,
-    most_held: u64,
-}
+struct Regions(object::RegionWriter);
 
 impl RegionWriter for Regions {
-    fn context(&self) -> usize {
-        WINDOW
+    fn longest_piece(&self) -> usize {
+        self.0.longest_piece()
     }
 
-    fn most_held(&self) -> u64 {
-        self.most_held
+    fn cut(&self, region: &[u8], is_end: bool) -> Result<Pieces> {
+        let pieces = self.0.cut(region, is_end)?;
+        Ok(Pieces::new(pieces.bytes(), pieces))
     }
 
-    fn submit(&self, number: u64, preceding: &[u8], region: Bytes) -> Result<()> {
-        Ok(self.writer.submit(number, preceding, region)?)
+    fn cut_zeros(&self, length: u64) -> Result<Pieces> {
+        let pieces = self.0.cut_zeros(length)?;
+        Ok(Pieces::new(pieces.bytes(), pieces))
     }
 
-    fn submit_zeros(&self, number: u64, length: u64) -> Result<()> {
-        Ok(self.writer.submit_zeros(number, length)?)
-    }
-
-    fn work(&self) -> Result<()> {
-        Ok(self.writer.work()?)
+    fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()> {
+        let pieces = pieces.note().ok_or_else(|| invalid("pieces of an object of another kind"))?;
+        Ok(self.0.write(region, pieces)?)
     }
 
     fn checkpoint(&self) -> Result<Option<Id>> {
-        Ok(self.writer.checkpoint()?.map(id_of))
+        Ok(self.0.checkpoint()?.map(id_of))
     }
 
     fn result(&self) -> Result<Id> {
-        Ok(id_of(self.writer.finish()?))
+        Ok(id_of(self.0.finish()?))
     }
 }
 

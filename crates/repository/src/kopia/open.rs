@@ -138,6 +138,10 @@ impl Repository for KopiaRepository {
         self.interrupted.cancel();
     }
 
+    fn interrupt_writes(&self) {
+        self.inner.contents().interrupt_writes();
+    }
+
     fn close(&self) -> Result<()> {
         Ok(self.runtime().block_on(self.inner.clone().close())?)
     }

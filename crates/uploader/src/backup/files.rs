@@ -46,7 +46,8 @@ pub(super) struct Child {
     pub(super) listed: Vec<u8>,
     /// What each parent says about it.
     pub(super) previous: Vec<Option<Vec<u8>>>,
-    pub(super) extras_until: Vec<Option<Timestamp>>,
+    /// When each parent was begun, if it has extras.
+    pub(super) recorded: Vec<Option<Timestamp>>,
 }
 
 impl DirectorySupply {
@@ -56,7 +57,7 @@ impl DirectorySupply {
             name: CString::default(),
             listed: Vec::new(),
             previous: Vec::with_capacity(self.parents.len()),
-            extras_until: self.parents.iter().map(|parent| parent.extras_until).collect(),
+            recorded: self.parents.iter().map(|parent| parent.recorded).collect(),
         };
         if let Some(name) = self.names.peek() {
             child.name = name.as_c_str().to_owned();
@@ -370,7 +371,8 @@ impl<'r, 'a> FileWork<'r, 'a> {
         let options = self.options_for(compressor, &policy.splitter.algorithm);
         if entry.size > room.small_file() {
             let path = path();
-            return self.start_large(file, path, stat, entry, options, &policy);
+            let spec = self.large_spec(file, path, stat, entry, options, &policy);
+            return self.start_large(spec, room);
         }
         let wanted = entry.size as usize;
         // One byte more than there should be, to see in the same call whether there is more.
@@ -406,7 +408,8 @@ impl<'r, 'a> FileWork<'r, 'a> {
         self.options.len() - 1
     }
 
-    fn start_large(
+    /// What a large file is, and where its entry goes.
+    fn large_spec(
         &mut self,
         file: OwnedFd,
         path: PathBuf,
@@ -414,7 +417,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
         entry: DirEntry,
         options: usize,
         policy: &Policy,
-    ) -> Result<Outcome> {
+    ) -> LargeSpec {
         let (directory, slot) = (self.directory, self.slot);
         let gathering = self.gathering.get_or_insert_with(|| {
             let gathering = Arc::new(Gathering::new(directory.clone(), slot));
@@ -427,7 +430,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
             ..self.options[options].clone()
         };
         let part_size = policy.upload.parallel_upload_above_size;
-        let what = LargeSpec {
+        LargeSpec {
             result: (gathering.clone(), place),
             file,
             path,
@@ -436,11 +439,22 @@ impl<'r, 'a> FileWork<'r, 'a> {
             options,
             part_size: part_size.and_then(|size| u64::try_from(size).ok()).filter(|size| *size > 0),
             ignore_errors: policy.error_handling.ignore_file_errors.unwrap_or(false),
-        };
-        let file = Arc::new(LargeFile::new(what));
+        }
+    }
+
+    /// Hands a large file on, and helps with those that there are if they are too many.
+    fn start_large(&mut self, spec: LargeSpec, room: &mut Room) -> Result<Outcome> {
+        let (gathering, place) = spec.result.clone();
+        let file = Arc::new(LargeFile::new(spec));
         gathering.note(&file);
         self.run.schedule.push_large(file);
-        self.run.limit_large_files()?;
+        while let Some(file) = self.run.large_file_to_help_with() {
+            // It needs the room.
+            let helped = self.write(room).and_then(|()| file.back_up_region(self.run, room));
+            self.run.schedule.done();
+            helped?;
+        }
+        self.run.check()?;
         Ok(Outcome::Large(place))
     }
 

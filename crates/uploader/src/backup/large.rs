@@ -1,13 +1,13 @@
-//! Large files, cut into regions that all threads read and write at once.
+//! Large files, in regions: threads take turns in reading and cutting them, and write them at the same time.
 
-use super::buffers::RegionBuffer;
+use super::Run;
+use super::buffers::Room;
 use super::directory::{Directory, Part};
 use super::schedule::Supply;
-use super::{Run, Task};
-use crate::source::changed;
+use crate::io::read_at;
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::DirEntry;
-use lifeboat_repository::{Id, ObjectWriteOptions, RegionWriter};
+use lifeboat_repository::{Id, ObjectWriteOptions, Pieces, RegionWriter};
 use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, Stat};
 use rustix::io::Errno;
@@ -130,51 +130,52 @@ pub(super) struct LargeSpec {
 #[derive(Debug)]
 pub(super) struct LargeFile {
     pub(super) spec: LargeSpec,
+    /// The schedule sees to it that only one thread at a time takes a region.
     supply: Mutex<LargeSupply>,
     state: Mutex<LargeState>,
 }
 
-/// Which region is next.
-#[derive(Debug, Default)]
+/// Where the next region begins.
+#[derive(Debug)]
 struct LargeSupply {
     at: u64,
-    /// Up to here there is data; not known behind it.
-    data_until: u64,
-    /// Where the part that is being handed out ends.
+    /// How long the file is: less than it was when it ends before that.
+    size: u64,
+    /// Where the part that is being read ends.
     part_end: u64,
-    next_region: u64,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct LargeState {
     parts: Vec<Arc<FilePart>>,
-    /// Regions that are being worked on, and one until all are handed out.
+    /// Regions that are being written.
     outstanding: usize,
-    /// Where a region turned out to be shorter than it should be: the file ends there now.
-    ends_at: Option<u64>,
-    /// How far regions had data.
-    reached: u64,
+    /// Whether there will be no more.
+    is_read: bool,
+    /// How long the file turned out to be.
+    size: u64,
     failed: Option<Error>,
-}
-
-impl std::fmt::Debug for LargeState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LargeState").field("outstanding", &self.outstanding).finish_non_exhaustive()
-    }
 }
 
 /// A part of a file that is an object of its own.
 pub(super) struct FilePart {
-    start: u64,
     writer: Box<dyn RegionWriter>,
     state: Mutex<PartState>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PartState {
-    /// Regions that are being worked on, and one until all are handed out.
+    /// Regions that are being written.
     outstanding: usize,
+    /// Whether there will be no more.
+    is_read: bool,
     object: Option<Id>,
+}
+
+impl std::fmt::Debug for FilePart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FilePart").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 impl FilePart {
@@ -187,13 +188,12 @@ impl FilePart {
         }
     }
 
-    /// A region is done, or there are no more. Whoever is last completes the object, which frees the memory that it
-    /// holds.
-    fn settle(&self) -> Result<()> {
+    /// A region was written. Whoever writes the last one completes the object.
+    fn region_written(&self) -> Result<()> {
         let last = {
             let mut state = self.state.lock();
             state.outstanding -= 1;
-            state.outstanding == 0
+            state.outstanding == 0 && state.is_read
         };
         if last {
             let object = self.writer.result()?;
@@ -203,101 +203,97 @@ impl FilePart {
     }
 }
 
-/// A region to be read and written.
-pub(super) struct Region {
-    file: Arc<LargeFile>,
-    part: Arc<FilePart>,
-    number: u64,
-    offset: u64,
+/// A region that was read and cut.
+struct Region {
     length: usize,
-    buffer: RegionBuffer,
+    pieces: Pieces,
+    /// Whether the file ends with it.
+    is_last: bool,
 }
 
 impl LargeFile {
     pub(super) fn new(spec: LargeSpec) -> Self {
-        let state = LargeState { outstanding: 1, ..LargeState::default() };
-        LargeFile { spec, supply: Mutex::default(), state: Mutex::new(state) }
+        let size = spec.entry.size;
+        let supply = LargeSupply { at: 0, size, part_end: 0 };
+        LargeFile { spec, supply: Mutex::new(supply), state: Mutex::default() }
     }
 
-    /// Takes the next region. Holes on the way to it are written at once: that takes no time.
-    pub(super) fn pull(self: &Arc<Self>, run: &Run<'_>) -> Result<(Option<Task>, Supply)> {
-        match self.next_region(run) {
-            Ok(Some(region)) => Ok((Some(Task::Region(region)), Supply::More)),
-            Ok(None) => {
-                self.settle(run)?;
-                Ok((None, Supply::Exhausted))
+    /// Reads and cuts the next region, lets others go on from there, and writes it.
+    pub(super) fn back_up_region(self: &Arc<Self>, run: &Run<'_>, room: &mut Room) -> Result<()> {
+        let part = self.part(run)?;
+        run.shared_room.with(room, part.writer.longest_piece(), |room| match self.take(run, &part, room) {
+            Ok(region) => {
+                let supply = if region.is_last { Supply::Exhausted } else { Supply::More };
+                run.schedule.put_back_large(self, supply);
+                part.writer.write(&room[..region.length], &region.pieces)?;
+                part.region_written()?;
+                run.progress.hashed(region.pieces.bytes());
+                self.settle(run, |state| state.outstanding -= 1)
             }
             Err(error @ Error::File { .. }) => {
-                self.state.lock().failed.get_or_insert(error);
-                self.settle(run)?;
-                Ok((None, Supply::Exhausted))
+                run.schedule.put_back_large(self, Supply::Exhausted);
+                self.settle(run, |state| {
+                    state.is_read = true;
+                    state.failed = Some(error);
+                })
             }
             Err(error) => Err(error),
-        }
-    }
-
-    fn next_region(self: &Arc<Self>, run: &Run<'_>) -> Result<Option<Region>> {
-        let mut supply = self.supply.lock();
-        let size = self.spec.entry.size;
-        loop {
-            run.check()?;
-            if supply.at >= size || self.state.lock().failed.is_some() {
-                return Ok(None);
-            }
-            let part = self.part(run, &mut supply)?;
-            let limit = supply.part_end.min(size);
-            if supply.at >= supply.data_until {
-                let (data, hole) = self.next_data(supply.at)?;
-                supply.data_until = hole;
-                if data > supply.at {
-                    let length = data.min(limit) - supply.at;
-                    part.writer.submit_zeros(supply.next_region, length)?;
-                    supply.next_region += 1;
-                    supply.at += length;
-                    supply.data_until = if data < limit { hole } else { supply.at };
-                    self.reached(supply.at);
-                    run.progress.hashed(length);
-                    continue;
-                }
-            }
-            let end = limit.min(supply.data_until);
-            let length =
-                run.regions.region_bytes().min(usize::try_from(end - supply.at).unwrap_or(usize::MAX));
-            let buffer = run.regions.take(run, &*part.writer)?;
-            let (number, offset) = (supply.next_region, supply.at);
-            let region = Region { file: self.clone(), part, number, offset, length, buffer };
-            supply.next_region += 1;
-            supply.at += length as u64;
-            self.state.lock().outstanding += 1;
-            region.part.state.lock().outstanding += 1;
-            return Ok(Some(region));
-        }
+        })
     }
 
     /// The part that the next region belongs to.
-    fn part(&self, run: &Run<'_>, supply: &mut LargeSupply) -> Result<Arc<FilePart>> {
-        let current = self.state.lock().parts.last().cloned();
-        if let Some(part) = current {
-            if supply.at < supply.part_end {
-                return Ok(part);
-            }
-            part.settle()?;
+    fn part(&self, run: &Run<'_>) -> Result<Arc<FilePart>> {
+        let mut supply = self.supply.lock();
+        if supply.at < supply.part_end
+            && let Some(part) = self.state.lock().parts.last()
+        {
+            return Ok(part.clone());
         }
         let writer = run.repository.new_object_by_regions(&self.spec.options)?;
-        let state = Mutex::new(PartState { outstanding: 1, object: None });
-        let part = Arc::new(FilePart { start: supply.at, writer, state });
-        let number = {
-            let parts = &mut self.state.lock().parts;
-            parts.push(part.clone());
-            parts.len() as u64
-        };
-        // The last part takes what is left, also if that is nothing but a few bytes.
-        supply.part_end = match self.spec.part_size {
-            Some(size) if number <= self.spec.entry.size / size => supply.at + size,
-            _ => u64::MAX,
-        };
-        supply.next_region = 0;
+        let part = Arc::new(FilePart { writer, state: Mutex::default() });
+        self.state.lock().parts.push(part.clone());
+        supply.part_end = self.spec.part_size.map_or(u64::MAX, |size| supply.at.saturating_add(size));
         Ok(part)
+    }
+
+    /// Reads and cuts the next region.
+    fn take(&self, run: &Run<'_>, part: &FilePart, room: &mut [u8]) -> Result<Region> {
+        run.check()?;
+        let mut supply = self.supply.lock();
+        let limit = supply.part_end.min(supply.size);
+        let (data, hole) = self.next_data(supply.at)?;
+        let mut pieces = part.writer.cut_zeros(data.min(limit) - supply.at)?;
+        let (mut length, mut is_end) = (0, false);
+        if pieces.bytes() > 0 {
+            if supply.at + pieces.bytes() == limit {
+                part.writer.cut(&[], true)?;
+                is_end = true;
+            }
+        } else {
+            // Of a hole behind the data no more than is needed to find the end of a piece.
+            let end = limit.min(hole.saturating_add(part.writer.longest_piece() as u64));
+            let wanted = room.len().min(usize::try_from(end - supply.at).unwrap_or(usize::MAX));
+            length = read_at(&self.spec.file, &mut room[..wanted], supply.at)
+                .map_err(|e| Error::file("read", &self.spec.path, e))?;
+            let read_until = supply.at + length as u64;
+            if length < wanted {
+                supply.size = read_until;
+            }
+            is_end = read_until == limit.min(supply.size);
+            pieces = part.writer.cut(&room[..length], is_end)?;
+        }
+        supply.at += pieces.bytes();
+        let is_last = is_end && supply.at == supply.size;
+        {
+            let mut state = part.state.lock();
+            state.outstanding += 1;
+            state.is_read = is_end;
+        }
+        let mut state = self.state.lock();
+        state.outstanding += 1;
+        state.is_read = is_last;
+        state.size = supply.at;
+        Ok(Region { length, pieces, is_last })
     }
 
     /// Where the next data begins and ends, from `at` on.
@@ -329,52 +325,32 @@ impl LargeFile {
         self.state.lock().parts.clone()
     }
 
-    fn reached(&self, end: u64) {
-        let mut state = self.state.lock();
-        state.reached = state.reached.max(end);
-    }
-
-    /// A region is done, or there are no more. Whoever is last writes the entry.
-    fn settle(self: &Arc<Self>, run: &Run<'_>) -> Result<()> {
-        let last = {
+    /// Notes how the work has gone on. Whoever brings it to its end writes the entry.
+    fn settle(&self, run: &Run<'_>, note: impl FnOnce(&mut LargeState)) -> Result<()> {
+        let state = {
             let mut state = self.state.lock();
-            state.outstanding -= 1;
-            state.outstanding == 0
+            note(&mut state);
+            if state.outstanding > 0 || !state.is_read {
+                return Ok(());
+            }
+            std::mem::take(&mut *state)
         };
-        if last { self.finish(run) } else { Ok(()) }
-    }
-
-    fn finish(&self, run: &Run<'_>) -> Result<()> {
-        let state = std::mem::take(&mut *self.state.lock());
         let (gathering, place) = &self.spec.result;
         let relative = gathering.directory.join(self.spec.entry.name.as_bytes());
-        if state.failed.is_none()
-            && let Some(part) = state.parts.last()
-        {
-            part.settle()?;
-        }
-        let outcome = match state.failed {
-            Some(error) => Err(error),
-            None if state.ends_at.is_some_and(|end| end < state.reached) => {
-                // It was cut and has grown again: there is no state of it that this could be.
-                Err(Error::file("read", &self.spec.path, changed()))
-            }
-            None => self.entry(run, &state),
-        };
-        let part = match outcome {
-            Ok(entry) => {
-                self.note_change(run, &relative, state.ends_at.is_some());
+        let part = match state.failed {
+            None => {
+                let entry = self.entry(run, &state)?;
+                self.note_change(run, &relative, entry.size);
                 run.progress.file_hashed();
                 run.links.remember(&entry);
                 let mut part = Part::default();
                 part.add(&entry)?;
                 part
             }
-            Err(error @ Error::File { .. }) => {
+            Some(error) => {
                 run.entry_failed(&relative, &error, self.spec.ignore_errors)?;
                 Part::failed(&relative, &error, self.spec.ignore_errors)
             }
-            Err(error) => return Err(error),
         };
         gathering.put(run, *place, part)
     }
@@ -386,64 +362,17 @@ impl LargeFile {
             [only] => only.clone(),
             several => run.repository.concatenate(several)?,
         };
-        let size = state.ends_at.unwrap_or(self.spec.entry.size);
-        Ok(DirEntry { object: object.into_string(), size, ..self.spec.entry.clone() })
+        Ok(DirEntry { object: object.into_string(), size: state.size, ..self.spec.entry.clone() })
     }
 
-    fn note_change(&self, run: &Run<'_>, relative: &str, is_shorter: bool) {
+    fn note_change(&self, run: &Run<'_>, relative: &str, size: u64) {
         let was = &self.spec.stat;
         let is_other = |now: &Stat| {
             (now.st_size, now.st_mtime, now.st_mtime_nsec) != (was.st_size, was.st_mtime, was.st_mtime_nsec)
         };
+        let is_shorter = size < self.spec.entry.size;
         if is_shorter || rustix::fs::fstat(&self.spec.file).is_ok_and(|now| is_other(&now)) {
             run.changed(relative);
         }
-    }
-}
-
-impl Region {
-    /// Reads and writes the region.
-    pub(super) fn back_up(self, run: &Run<'_>) -> Result<()> {
-        let (file, part) = (self.file.clone(), self.part.clone());
-        match self.read_and_submit(run) {
-            Ok(()) => part.settle()?,
-            Err(error @ Error::File { .. }) => {
-                file.state.lock().failed.get_or_insert(error);
-            }
-            Err(error) => return Err(error),
-        }
-        file.settle(run)
-    }
-
-    fn read_and_submit(self, run: &Run<'_>) -> Result<()> {
-        let (spec, writer, mut buffer) = (&self.file.spec, &self.part.writer, self.buffer);
-        let before = (self.offset - self.part.start).min(writer.context() as u64);
-        let context = before as usize;
-        let count = buffer
-            .read_at(&spec.file, context + self.length, self.offset - before)
-            .map_err(|e| Error::file("read", &spec.path, e))?
-            .saturating_sub(context);
-        let end = self.offset + count as u64;
-        {
-            let mut state = self.file.state.lock();
-            if count > 0 {
-                state.reached = state.reached.max(end);
-            }
-            if count < self.length {
-                state.ends_at = Some(state.ends_at.map_or(end, |known| known.min(end)));
-            }
-        }
-        run.progress.hashed(count as u64);
-        if buffer.is_zero(context..context + count) {
-            writer.submit_zeros(self.number, count as u64)?;
-        } else {
-            let preceding = buffer.get(0..context).to_vec();
-            writer.submit(self.number, &preceding, buffer.into_bytes(context..context + count))?;
-        }
-        // What is ready and waits for more of its kind has the buffers that another thread waits for.
-        if run.regions.is_awaited() {
-            writer.work()?;
-        }
-        Ok(())
     }
 }

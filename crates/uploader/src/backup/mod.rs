@@ -17,13 +17,13 @@ mod schedule;
 use crate::progress::{Cancel, Progress};
 use crate::source::{Ignore, Names, SourceDir, extras_of_open, is_cache};
 use crate::{Error, Result};
-use buffers::{Regions, Room};
+use buffers::{Room, SharedRoom};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
 use estimate::Estimate;
 use files::{Batch, Child, FileWork, head_entry};
 use jiff::Timestamp;
-use large::{LargeFile, Region};
+use large::LargeFile;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::policy::PolicyTree;
 use lifeboat_kopia::snapshot::{
@@ -92,7 +92,8 @@ impl BackupOptions {
 /// The snapshot is returned, not saved: its data is durable after the repository's next flush. Entries that failed are
 /// in its summary, those that the policy says to ignore and those that it does not; it is up to the caller whether
 /// the latter make it worthless. If the backup was cancelled, and checkpoints are wanted, the snapshot is incomplete
-/// and says so.
+/// and says so; if the storage does not answer any more then, there is none, and the repository's writes stay
+/// [interrupted](Repository::interrupt_writes).
 pub fn back_up(
     repository: &dyn Repository,
     options: &BackupOptions,
@@ -101,12 +102,14 @@ pub fn back_up(
 ) -> Result<SnapshotManifest> {
     let open = SourceDir::root(&options.path)?;
     let device = open.own_stat()?.st_dev;
+    let own_clock = open.has_own_clock();
     let run = Run {
         repository,
         options,
         progress,
         cancel,
         device,
+        own_clock,
         start_time: repository.now(),
         schedule: Schedule::default(),
         top: Mutex::default(),
@@ -115,18 +118,21 @@ pub fn back_up(
         failed: Cancel::default(),
         links: Links::default(),
         empty: OnceLock::new(),
-        regions: Regions::new(&options.budget),
+        shared_room: SharedRoom::default(),
     };
-    run.start(open)?;
-    match run.work() {
-        Ok(()) => {
-            let root = run.root.into_inner().ok_or(Error::Worker)?;
-            Ok(manifest(options, run.start_time, repository.now(), root, progress))
+    let snapshot = cancel.interrupting_writes(repository, || {
+        run.start(open)?;
+        match run.work() {
+            Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
+                run.incomplete_snapshot(IncompleteReason::Canceled)
+            }
+            outcome => outcome.map(|()| None),
         }
-        Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
-            run.incomplete_snapshot(IncompleteReason::Canceled)?.ok_or(Error::Cancelled)
-        }
-        Err(error) => Err(error),
+    })?;
+    match (snapshot, run.root.into_inner()) {
+        (Some(incomplete), _) => Ok(incomplete),
+        (None, Some(root)) => Ok(manifest(options, run.start_time, repository.now(), root, progress)),
+        (None, None) => Err(if cancel.is_cancelled() { Error::Cancelled } else { Error::Worker }),
     }
 }
 
@@ -177,7 +183,6 @@ enum Task {
     /// Open a directory in one that is open.
     Open(Arc<Directory>, u64, Child),
     Files(Arc<Directory>, u64, Batch),
-    Region(Region),
 }
 
 /// One backup.
@@ -188,6 +193,8 @@ struct Run<'a> {
     cancel: &'a Cancel,
     /// Where the root is.
     device: u64,
+    /// Whether it is our own kernel that notes there when a file changes.
+    own_clock: bool,
     start_time: Timestamp,
     schedule: Schedule<Directory, LargeFile>,
     /// The root while it is open.
@@ -199,7 +206,7 @@ struct Run<'a> {
     failed: Cancel,
     links: Links,
     empty: OnceLock<String>,
-    regions: Regions,
+    shared_room: SharedRoom,
 }
 
 impl Run<'_> {
@@ -269,7 +276,7 @@ impl Run<'_> {
     fn step(&self, source: Source<Directory, LargeFile>, room: &mut Room) -> Result<()> {
         self.check()?;
         match source {
-            Source::Large(file) => self.read_region(&file),
+            Source::Large(file) => file.back_up_region(self, room),
             Source::Directory(directory) => {
                 let (task, supply) = directory.pull(self)?;
                 self.schedule.put_back(&directory, supply);
@@ -278,31 +285,15 @@ impl Run<'_> {
                     Some(Task::Files(directory, slot, batch)) => {
                         FileWork::new(self, &directory, slot).back_up(&batch, room)
                     }
-                    Some(Task::Region(region)) => region.back_up(self),
                     None => Ok(()),
                 }
             }
         }
     }
 
-    fn read_region(&self, file: &Arc<LargeFile>) -> Result<()> {
-        let (task, supply) = file.pull(self)?;
-        self.schedule.put_back_large(file, supply);
-        match task {
-            Some(Task::Region(region)) => region.back_up(self),
-            _ => Ok(()),
-        }
-    }
-
-    /// Helps with large files until not too many are open.
-    fn limit_large_files(&self) -> Result<()> {
-        let limit = LARGE_FILES_PER_THREAD * self.options.threads();
-        while let Some(file) = self.schedule.take_large(limit) {
-            let read = self.read_region(&file);
-            self.schedule.done();
-            read?;
-        }
-        self.check()
+    /// A large file to help with, as long as too many are open, for a thread that is in the middle of something.
+    fn large_file_to_help_with(&self) -> Option<Arc<LargeFile>> {
+        self.schedule.take_large(LARGE_FILES_PER_THREAD * self.options.threads())
     }
 
     /// Whether to go on: neither was the backup cancelled nor did a thread fail.
@@ -384,7 +375,8 @@ impl Run<'_> {
             let found = extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?;
             files::set_extras(&mut entry, found);
         }
-        let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent));
+        let own_clock = self.own_clock && stat.st_dev == self.device;
+        let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent, own_clock));
         let parents: Vec<Option<ParentListing>> = opened.collect();
         let previous = previous.filter(|_| parents.first().is_some_and(Option::is_some));
         let supply =
@@ -462,13 +454,13 @@ struct Place {
 fn known_to_parents(child: &Child) -> (Option<PreviousDir>, Vec<ParentDir>) {
     let mut previous = None;
     let mut parents: Vec<ParentDir> = Vec::new();
-    for (number, (json, extras_until)) in child.previous.iter().zip(&child.extras_until).enumerate() {
+    for (number, (json, recorded)) in child.previous.iter().zip(&child.recorded).enumerate() {
         let Some(json) = json else { continue };
         let Ok(entry) = RawEntry::new(json).parse() else { continue };
         if parents.iter().any(|known| known.object == entry.object) {
             continue;
         }
-        parents.push(ParentDir { object: entry.object.clone(), extras_until: *extras_until });
+        parents.push(ParentDir { object: entry.object.clone(), recorded: *recorded });
         if number == 0 {
             let DirEntry { object, summary, .. } = entry;
             previous = Some(PreviousDir { json: json.clone(), object, summary });

@@ -8,17 +8,19 @@ use lifeboat_repository::{Id, ObjectReader, Repository};
 use std::cmp::Ordering;
 use tracing::warn;
 
-/// How far the clock of the machine that changed a file may be behind that of the one that backed it up.
+/// How far the clock of another machine that changed a file may be behind that of the one that backed it up.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
+/// How far the time that our own kernel gives a change may be behind its clock: it counts in ticks of a few
+/// milliseconds.
+const TICKS: SignedDuration = SignedDuration::from_secs(1);
 
 /// A directory of an earlier snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ParentDir {
     /// Its listing.
     pub(super) object: String,
-    /// What an entry has beyond Kopia's fields is known, and still true, if nothing about it changed since then.
-    /// `None` if the snapshot was taken without looking for it.
-    pub(super) extras_until: Option<Timestamp>,
+    /// When the snapshot was begun; `None` if it was taken without looking for what an entry has beyond Kopia's fields.
+    pub(super) recorded: Option<Timestamp>,
 }
 
 /// The roots of earlier snapshots, without repetitions.
@@ -26,11 +28,11 @@ pub(super) fn roots(snapshots: &[SnapshotManifest]) -> Vec<(ParentDir, &DirEntry
     let mut roots: Vec<(ParentDir, &DirEntry)> = Vec::new();
     for snapshot in snapshots {
         let Some(root) = &snapshot.root_entry else { continue };
-        let recorded = root.extras.as_ref().is_some_and(|extras| extras.recorded);
-        let extras_until = recorded.then(|| snapshot.start_time.checked_sub(CLOCK_SKEW).ok()).flatten();
+        let is_recorded = root.extras.as_ref().is_some_and(|extras| extras.recorded);
+        let recorded = is_recorded.then_some(snapshot.start_time);
         let is_new = roots.iter().all(|(known, _)| known.object != root.object);
         if root.entry_type == EntryType::Directory && is_new {
-            roots.push((ParentDir { object: root.object.clone(), extras_until }, root));
+            roots.push((ParentDir { object: root.object.clone(), recorded }, root));
         }
     }
     roots
@@ -38,6 +40,9 @@ pub(super) fn roots(snapshots: &[SnapshotManifest]) -> Vec<(ParentDir, &DirEntry
 
 /// The entries of a parent's listing, one after another.
 pub(super) struct ParentListing {
+    /// That of the [`ParentDir`].
+    pub(super) recorded: Option<Timestamp>,
+    /// What an entry has beyond Kopia's fields is known, and still true, if nothing about it changed since then.
     pub(super) extras_until: Option<Timestamp>,
     /// `None` when it is at its end, or not readable from here on.
     entries: Option<DirEntries<Box<dyn ObjectReader>>>,
@@ -56,11 +61,14 @@ struct Head {
 }
 
 impl ParentListing {
-    /// Opens a listing. One that cannot be read is as good as none: the files are read again.
-    pub(super) fn open(repository: &dyn Repository, parent: &ParentDir) -> Option<Self> {
+    /// Opens a listing. One that cannot be read is as good as none: the files are read again. `own_clock` says whether
+    /// it is our own kernel that notes when a file changes.
+    pub(super) fn open(repository: &dyn Repository, parent: &ParentDir, own_clock: bool) -> Option<Self> {
+        let behind = if own_clock { TICKS } else { CLOCK_SKEW };
         match repository.open_object(&Id::new(parent.object.clone())) {
             Ok(reader) => Some(ParentListing {
-                extras_until: parent.extras_until,
+                recorded: parent.recorded,
+                extras_until: parent.recorded.and_then(|begun| begun.checked_sub(behind).ok()),
                 entries: Some(DirEntries::new(parent.object.clone(), reader)),
                 head: Head::default(),
                 passed_over: false,

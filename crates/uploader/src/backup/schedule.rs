@@ -1,8 +1,7 @@
 //! Which piece of work is next, for any number of threads.
 //!
 //! Directories are a stack, so that the threads together walk depth first: what is open at any moment is about one
-//! path for each thread, however wide the tree. Large files come before everything else and one after the other,
-//! because each of them takes all threads and all memory for regions.
+//! path for each thread, however wide the tree. Large files come before everything else.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -110,7 +109,7 @@ impl<D, L> Schedule<D, L> {
     pub(super) fn take_large(&self, limit: usize) -> Option<Arc<L>> {
         let mut state = self.state.lock();
         while state.large.len() > limit && !state.stopped {
-            if let Some(file) = state.large.front_mut().and_then(Waiting::take) {
+            if let Some(file) = state.large.iter_mut().find_map(Waiting::take) {
                 state.busy += 1;
                 return Some(file);
             }
@@ -172,8 +171,7 @@ impl<T> Waiting<T> {
 
 impl<D, L> State<D, L> {
     fn next(&mut self) -> Option<Source<D, L>> {
-        // Only the first large file: were several read at once, each could hold memory that the others wait for.
-        if let Some(file) = self.large.front_mut().and_then(Waiting::take) {
+        if let Some(file) = self.large.iter_mut().find_map(Waiting::take) {
             return Some(Source::Large(file));
         }
         self.stack.iter_mut().rev().find_map(Waiting::take).map(Source::Directory)

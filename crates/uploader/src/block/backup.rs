@@ -92,8 +92,8 @@ pub fn back_up_block(
     let writer = repository.new_object(&write_options)?;
     let run =
         Run { device: &device, writer: &*writer, incremental, progress, cancel, failure: Mutex::default() };
-    run.work(ranges, options)?;
-    let object = writer.result()?;
+    cancel.interrupting_writes(repository, || run.work(ranges, options))?;
+    let object = cancel.interrupting_writes(repository, || Ok(writer.result()?))?;
     progress.file_hashed();
     manifest(repository, options, start_time, &device, object)
 }
@@ -226,11 +226,8 @@ impl Run<'_> {
         std::thread::scope(|scope| {
             for _ in 0..threads.min(fitting) {
                 scope.spawn(move || {
-                    let outcome = options
-                        .budget
-                        .reserve(PIECE.min(options.budget.total()))
-                        .map_err(|e| lifeboat_kopia::Error::from(e).into())
-                        .and_then(|_memory| self.copy(pieces));
+                    let memory = self.cancel.reserve(&options.budget, PIECE);
+                    let outcome = memory.and_then(|_memory| self.copy(pieces));
                     if let Err(error) = outcome {
                         self.failure.lock().get_or_insert(error);
                     }

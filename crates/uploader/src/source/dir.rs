@@ -11,6 +11,10 @@ use std::path::{Path, PathBuf};
 /// Whoever can write to the tree could otherwise point us at files outside of it.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 
+/// File systems on which nobody but our own kernel notes when a file changes, as `statfs` names them: ext2 to ext4, XFS,
+/// Btrfs, F2FS, ZFS, tmpfs.
+const LOCAL: [u32; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x0102_1994];
+
 /// An open directory and its path for messages.
 #[derive(Debug)]
 pub(crate) struct SourceDir {
@@ -48,6 +52,13 @@ impl SourceDir {
     /// What the directory itself is.
     pub(crate) fn own_stat(&self) -> Result<Stat> {
         rustix::fs::fstat(&self.fd).map_err(|e| Error::file("examine", &self.path, e))
+    }
+
+    /// Whether it is our own kernel that notes when a file of this file system changes, by the clock that we know; if
+    /// in doubt, it is not.
+    pub(crate) fn has_own_clock(&self) -> bool {
+        // The number is a C integer whose width and sign depend on the platform.
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
     }
 
     /// What an entry is.

@@ -104,6 +104,29 @@ fn a_cancel_ends_soon_even_if_the_store_hangs_and_the_rest_can_be_resumed() {
 }
 
 #[test]
+fn a_cancel_is_heard_while_a_restore_waits_for_memory() {
+    let fixture = Fixture::new();
+    let (_, root) = medium(&fixture, 4);
+    let budget = &fixture.budget;
+    let _all = budget.try_reserve(budget.total() - budget.used()).unwrap();
+    let (progress, cancel) = (Progress::default(), Cancel::default());
+    let (ended_out, ended) = std::sync::mpsc::channel();
+    let cancelled = cancel.clone();
+    let repository = KopiaRepository::new(fixture.engine.clone());
+    let options = RestoreOptions::new(fixture.path("target"));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            cancelled.cancel();
+            ended.recv_timeout(Duration::from_secs(120)).expect("the cancel was not heard");
+        });
+        let outcome = restore(&repository, &root, &options, &progress, &cancel);
+        assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+        ended_out.send(()).unwrap();
+    });
+}
+
+#[test]
 fn what_was_complete_is_not_read_again() {
     let fixture = Fixture::new();
     let entries: Vec<_> =
