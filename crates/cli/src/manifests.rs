@@ -17,6 +17,9 @@ const CREDENTIALS: [&str; 3] =
 /// The four kinds of volume operations.
 const OPERATIONS: [&str; 4] = ["datadownloads", "datauploads", "podvolumebackups", "podvolumerestores"];
 
+/// Where the agent answers for its metrics and its health.
+const METRICS_PORT: u16 = 8085;
+
 /// What there is to say about a node-agent.
 #[derive(Debug, Clone)]
 pub struct NodeAgent {
@@ -73,7 +76,6 @@ impl NodeAgent {
     fn agent_rules(&self) -> Value {
         json!([
             rule("velero.io", &OPERATIONS, &["get", "list", "watch", "patch", "update"]),
-            rule("velero.io", &["backupstoragelocations"], &["get", "list", "watch"]),
             rule("", &["pods"], &["get", "list", "watch", "create", "patch", "delete"]),
             rule("", &["pods/log"], &["get"]),
             rule("", &["persistentvolumeclaims"], &["create", "update", "delete"]),
@@ -82,7 +84,6 @@ impl NodeAgent {
             rule("events.k8s.io", &["events"], &["create", "patch"]),
             rule("apps", &["daemonsets"], &["get", "list", "watch"]),
             rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["create"]),
-            rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "patch", "update"]),
         ])
     }
 
@@ -107,11 +108,10 @@ impl NodeAgent {
                 rule("", &["nodes", "pods"], &["get", "list", "watch"]),
                 rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "patch"]),
                 rule("", &["persistentvolumes"], &["get", "list", "watch", "patch", "update", "delete"]),
-                rule("storage.k8s.io", &["csidrivers", "storageclasses", "volumeattachments"], &["get", "list", "watch"]),
+                rule("storage.k8s.io", &["storageclasses", "volumeattachments"], &["get", "list", "watch"]),
                 rule("scheduling.k8s.io", &["priorityclasses"], &["get", "list", "watch"]),
                 rule(snapshots, &["volumesnapshots"], &["get", "list", "watch", "patch", "delete"]),
                 rule(snapshots, &["volumesnapshotcontents"], &["get", "list", "watch", "create", "patch", "update", "delete"]),
-                rule(snapshots, &["volumesnapshotclasses"], &["get", "list", "watch"]),
             ],
         })
     }
@@ -166,7 +166,9 @@ impl NodeAgent {
                             "command": ["/lifeboat"],
                             "args": self.args,
                             "env": env,
-                            "ports": [{ "name": "metrics", "containerPort": 8085 }],
+                            "ports": [{ "name": "metrics", "containerPort": METRICS_PORT }],
+                            "livenessProbe": { "httpGet": { "path": "/healthz", "port": METRICS_PORT } },
+                            "readinessProbe": { "httpGet": { "path": "/readyz", "port": METRICS_PORT } },
                             "securityContext": {
                                 "privileged": false,
                                 "allowPrivilegeEscalation": false,
