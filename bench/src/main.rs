@@ -63,6 +63,9 @@ enum Command {
         /// The memory limit of our process in MiB
         #[arg(long, default_value_t = 256)]
         limit_mib: u64,
+        /// How long kopia may take for each of its runs
+        #[arg(long, default_value_t = 120)]
+        kopia_minutes: u64,
         /// Where to put the repositories
         #[arg(long)]
         folder: Option<PathBuf>,
@@ -156,8 +159,9 @@ fn main() -> Result<()> {
         Command::Pipeline { mib } => pipeline::run(mib),
         Command::Runs(args) => args.run(),
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
-        Command::Maintenance { contents, files, snapshots, limit_mib, folder } => {
-            maintenance::run(Size { contents, files, snapshots }, limit_mib, folder)
+        Command::Maintenance { contents, files, snapshots, limit_mib, kopia_minutes, folder } => {
+            let kopia_limit = std::time::Duration::from_secs(60 * kopia_minutes);
+            maintenance::run(Size { contents, files, snapshots }, limit_mib, kopia_limit, folder)
         }
         Command::MakeSnapshots { path, contents, files, snapshots } => {
             maintenance::make(&path, Size { contents, files, snapshots })

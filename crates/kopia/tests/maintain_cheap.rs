@@ -178,6 +178,24 @@ async fn rewriting_stops_when_time_is_up_and_the_next_run_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn small_contents_are_gathered_once_however_many_there_are() {
+    let world = World::new();
+    let repository = world.create(3).await;
+    two_short_packs(&repository, 210_000).await;
+    let safety = Safety { min_content_age_for_rewrite: SignedDuration::ZERO, ..Safety::FULL };
+    world.clock.advance(hours(3));
+    let report = run(&repository, Mode::Full, &safety).await;
+    let task = report.task(Task::FullRewriteContents).unwrap();
+    assert!(task.summary.contains("moved to new packs: 210000"), "{report}");
+    world.clock.advance(hours(3));
+    let report = run(&repository, Mode::Full, &safety).await;
+    let moved_again =
+        report.task(Task::FullRewriteContents).is_some_and(|task| task.outcome == Outcome::Done);
+    assert!(!moved_again, "{report}");
+    assert_sound(&world.open().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_bytes_leaves_the_longer_packs_to_later_runs() {
     let world = World::new();
     let repository = world.create(3).await;

@@ -21,8 +21,10 @@ use std::sync::Arc;
 const SHORT_PERCENT: u64 = 60;
 /// So many contents are rewritten at a time.
 const WINDOW: usize = 10_000;
-/// After so many they are published.
-const FLUSH_EVERY: u64 = 100_000;
+/// So many may wait for being published: until then they are in memory, and lost in a crash.
+const MAX_UNPUBLISHED: u64 = 100_000;
+/// So many packs may wait for it.
+const MAX_UNPUBLISHED_PACKS: u64 = 16;
 
 /// A pack that is to be emptied.
 struct ShortPack {
@@ -120,6 +122,13 @@ impl Window {
     }
 }
 
+/// Whether it is time to publish what was written. That closes the open pack, so there has to be a full one's worth of
+/// bytes first, however many contents these are: else small contents would never get out of short packs.
+fn is_due(unpublished: &Amount, max_pack_size: u64) -> bool {
+    let packs = unpublished.bytes / max_pack_size.max(1);
+    packs >= MAX_UNPUBLISHED_PACKS || (packs >= 1 && unpublished.count >= MAX_UNPUBLISHED)
+}
+
 /// What a rewrite has done.
 #[derive(Debug, Default)]
 struct Rewritten {
@@ -175,7 +184,8 @@ impl Session {
         let is_late = |now: Timestamp| {
             self.options.rewrite_time.is_some_and(|limit| now.duration_since(begun) >= limit)
         };
-        let (mut done, mut unpublished) = (Rewritten::default(), 0);
+        let max_pack_size = self.format.repository().max_pack_size();
+        let (mut done, mut unpublished) = (Rewritten::default(), Amount::default());
         loop {
             let (contents, packs) = (self.repository.contents().clone(), packs.clone());
             let take = move || -> crate::Result<_> {
@@ -192,16 +202,17 @@ impl Session {
                     copy(&self.repository, window.entries, Copy::AsItIs, self.options.parallel).await?;
                 done.written.count += copied.written.count;
                 done.written.bytes += copied.written.bytes;
-                unpublished += copied.written.count;
+                unpublished.count += copied.written.count;
+                unpublished.bytes += copied.written.bytes;
                 for (content, reason) in copied.damaged {
                     tracing::warn!(%content, reason, "a content cannot be read and stays in its pack");
                 }
             }
             done.stopped = !window.is_last && is_late(self.now());
             let is_last = window.is_last || done.stopped;
-            if !self.options.dry_run && (is_last || unpublished >= FLUSH_EVERY) {
+            if !self.options.dry_run && (is_last || is_due(&unpublished, max_pack_size)) {
                 self.repository.flush().await?;
-                unpublished = 0;
+                unpublished = Amount::default();
             }
             if is_last {
                 return Ok(done);
@@ -231,6 +242,15 @@ mod tests {
         assert_eq!(chosen(&[("p1", 5), ("q1", 5), ("q2", 5)], u64::MAX), ["q1", "q2"]);
         assert_eq!(chosen(&[("p1", 5), ("p2", 5), ("p3", 7), ("q1", 1)], u64::MAX), ["p1", "p2", "p3"]);
         assert!(chosen(&[("p1", 5), ("q1", 5)], u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn what_was_gathered_is_published_in_full_packs_and_before_it_is_too_much() {
+        let due = |count, bytes| is_due(&Amount { count, bytes }, 20 << 20);
+        assert!(!due(MAX_UNPUBLISHED * 2, 19 << 20), "the pack would be short");
+        assert!(due(MAX_UNPUBLISHED, 20 << 20));
+        assert!(!due(100, 300 << 20));
+        assert!(due(100, 320 << 20), "so much is not put at stake");
     }
 
     #[test]
