@@ -1,12 +1,24 @@
 //! The command line: Kopia's nouns, verbs and flags, as far as this tool has them.
 
+use crate::commands::benchmark::BenchmarkCommand;
+use crate::commands::blob::BlobCommand;
+use crate::commands::cache::{CacheCommand, CacheSizes};
+use crate::commands::client::{SetClientArgs, SetParametersArgs, ThrottleCommand};
+use crate::commands::content::ContentCommand;
+use crate::commands::diff::DiffArgs;
+use crate::commands::find::FindArgs;
 use crate::commands::index::IndexCommand;
+use crate::commands::list::ListArgs;
+use crate::commands::logs::LogsCommand;
 use crate::commands::maintenance::MaintenanceCommand;
+use crate::commands::manifest::ManifestCommand;
+use crate::commands::policy::PolicyCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
+use crate::commands::restore::RestoreArgs;
+use crate::commands::snapshot::SnapshotCommand;
+use crate::commands::sync::SyncArgs;
 use clap::{Args, Parser, Subcommand};
-use lifeboat_uploader::MAX_CHECKPOINT_INTERVAL;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Back up directories into Kopia-compatible repositories, and get them back.
 #[derive(Debug, Parser)]
@@ -33,6 +45,15 @@ pub struct Global {
     /// Memory for buffers in MiB; by default a share of the container's limit
     #[arg(long, global = true, value_name = "MIB", env = "LIFEBOAT_MEMORY_BUDGET_MB")]
     pub memory_budget_mb: Option<u64>,
+    /// Show no progress
+    #[arg(long, global = true, overrides_with = "progress")]
+    pub no_progress: bool,
+    /// Show progress (the default)
+    #[arg(long, global = true, hide = true, overrides_with = "no_progress")]
+    pub progress: bool,
+    /// Keep the password out of the desktop's keyring, as always
+    #[arg(long, global = true, hide = true)]
+    pub no_use_keyring: bool,
     /// How much to say: error, warn, info, debug, trace
     #[arg(long, global = true, default_value = "warn")]
     pub log_level: tracing::Level,
@@ -53,15 +74,53 @@ pub enum Command {
     /// Look at and set policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Check the contents of the repository
+    /// List a directory of a snapshot
+    #[command(name = "list", visible_alias = "ls")]
+    List(ListArgs),
+    /// Print a file of a snapshot, or any other object
+    #[command(visible_alias = "cat")]
+    Show {
+        /// A file, as `snapshot/some/path`, or an object id
+        object: String,
+    },
+    /// Find a file in all snapshots
+    Find(FindArgs),
+    /// Compare two snapshots or directories of snapshots
+    Diff(DiffArgs),
+    /// Look at contents, and check them
     #[command(subcommand)]
     Content(ContentCommand),
-    /// Recover the index of the repository
+    /// Look at the files of the repository
+    #[command(subcommand)]
+    Blob(BlobCommand),
+    /// Look at the index of the repository, and recover it
     #[command(subcommand)]
     Index(IndexCommand),
+    /// Look at manifests: snapshots, policies and settings as they are stored
+    #[command(subcommand)]
+    Manifest(ManifestCommand),
     /// Free space, and keep the index small
     #[command(subcommand)]
     Maintenance(MaintenanceCommand),
+    /// Look at local caches, change and clear them
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Look at the logs that clients keep in the repository
+    #[command(subcommand, visible_alias = "log")]
+    Logs(LogsCommand),
+    /// Measure how fast this machine is
+    #[command(subcommand)]
+    Benchmark(BenchmarkCommand),
+    /// Print a script that completes commands for a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write a manual page for each command
+    Man {
+        /// The folder, made if it does not exist
+        folder: PathBuf,
+    },
     /// See it work: back up a sample directory, lose it and get it back
     Quickstart(QuickstartArgs),
 }
@@ -82,6 +141,17 @@ pub enum RepositoryCommand {
     Verify(VerifyArgs),
     /// Do what can be done about damage, and say what cannot
     Repair(RepairArgs),
+    /// Change how this machine uses the repository
+    SetClient(SetClientArgs),
+    /// Change the repository itself
+    SetParameters(SetParametersArgs),
+    /// Look at and set how hard the storage may be used
+    #[command(subcommand)]
+    Throttle(ThrottleCommand),
+    /// Copy the repository to another storage
+    SyncTo(SyncArgs),
+    /// Check that a storage keeps the promises that a repository relies on
+    ValidateProvider,
     /// Change the password
     ChangePassword {
         /// The new password [env: LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD]
@@ -119,6 +189,9 @@ pub struct CreateArgs {
     /// Space for error correction in percent; 0 is none
     #[arg(long, global = true, default_value_t = 0)]
     pub ecc_overhead_percent: u32,
+    /// Do not connect to it
+    #[arg(long, short, global = true)]
+    pub create_only: bool,
     /// Format version 1, 2 or 3
     #[arg(long, global = true, default_value_t = 3)]
     pub format_version: u8,
@@ -147,6 +220,12 @@ pub struct ConnectionArgs {
     /// Folder for local caches
     #[arg(long, global = true, value_name = "DIR", env = "KOPIA_CACHE_DIRECTORY")]
     pub cache_directory: Option<PathBuf>,
+    /// How much is cached.
+    #[command(flatten)]
+    pub cache: CacheSizes,
+    /// Look for no newer release, as always
+    #[arg(long, global = true, hide = true)]
+    pub no_check_for_updates: bool,
     /// Take snapshots under this host name
     #[arg(long, global = true, value_name = "HOST")]
     pub override_hostname: Option<String>,
@@ -243,231 +322,6 @@ pub struct S3Args {
     /// File with the certificate of a private authority
     #[arg(long)]
     pub root_ca_pem_path: Option<PathBuf>,
-}
-
-/// Verbs of `snapshot`.
-#[derive(Debug, Subcommand)]
-pub enum SnapshotCommand {
-    /// Back up directories
-    Create(CreateSnapshotArgs),
-    /// List snapshots
-    #[command(visible_alias = "ls")]
-    List {
-        /// Only of this directory
-        source: Option<PathBuf>,
-        /// Also of other users and hosts
-        #[arg(long, short)]
-        all: bool,
-        /// Show manifest ids
-        #[arg(long, short)]
-        manifest_id: bool,
-        /// Output for programs.
-        #[command(flatten)]
-        json: JsonArgs,
-    },
-    /// Restore a snapshot
-    Restore(RestoreArgs),
-    /// Check that snapshots can be restored
-    Verify {
-        /// Only these; all if none are named
-        snapshots: Vec<String>,
-        /// How many percent of the files are read and decrypted
-        #[arg(long, default_value_t = 0, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
-        verify_files_percent: u8,
-    },
-    /// Delete snapshots
-    Delete {
-        /// Their ids
-        #[arg(required = true)]
-        snapshots: Vec<String>,
-        /// Really delete them
-        #[arg(long)]
-        delete: bool,
-    },
-}
-
-/// What to back up, and how.
-#[derive(Debug, Args)]
-pub struct CreateSnapshotArgs {
-    /// The directories
-    #[arg(required = true)]
-    pub sources: Vec<PathBuf>,
-    /// Free text
-    #[arg(long, default_value = "")]
-    pub description: String,
-    /// A tag, as name:value
-    #[arg(long, value_name = "NAME:VALUE", value_parser = parse_tag)]
-    pub tags: Vec<(String, String)>,
-    /// A name under which the snapshot is protected from expiry
-    #[arg(long, value_name = "NAME")]
-    pub pin: Vec<String>,
-    /// How many threads read; 0 is what the policy says, or one for each processor
-    #[arg(long, default_value_t = 0)]
-    pub parallel: usize,
-    /// How often to save what is there so far, such as 10m; at most 45m
-    #[arg(long, value_name = "TIME", default_value = "45m", value_parser = parse_interval)]
-    pub checkpoint_interval: Duration,
-    /// Fail with the first entry that cannot be read
-    #[arg(long)]
-    pub fail_fast: bool,
-    /// Keep only what kopia keeps: no extended attributes, hard links, devices, pipes, sockets, holes, names that
-    /// are not UTF-8
-    #[arg(long)]
-    pub no_extras: bool,
-    /// Output for programs.
-    #[command(flatten)]
-    pub json: JsonArgs,
-}
-
-/// What to restore, and where.
-#[derive(Debug, Args)]
-pub struct RestoreArgs {
-    /// The id of a snapshot, or of its root object, and optionally a path inside it: `id/some/path`
-    pub snapshot: String,
-    /// The directory, made if it does not exist; or the file, if the source is one
-    pub target: PathBuf,
-    /// The snapshot is one of a block volume; the target is a device or an image file. With --update only what differs
-    /// is written
-    #[arg(long, conflicts_with_all = [
-        "include", "exclude", "delete_extra", "skip_existing", "keep_newer", "no_overwrite_files",
-        "skip_owners", "skip_permissions", "skip_times", "skip_xattrs", "verify", "no_write_sparse_files",
-    ])]
-    pub block: bool,
-    /// What to do with what is there.
-    #[command(flatten)]
-    pub existing: ExistingArgs,
-    /// Restore only these paths of the source and what is below; `*`, `?` and `**` are wildcards
-    #[arg(long, value_name = "PATTERN")]
-    pub include: Vec<String>,
-    /// Do not restore these paths of the source
-    #[arg(long, value_name = "PATTERN")]
-    pub exclude: Vec<String>,
-    /// Do not set owners
-    #[arg(long)]
-    pub skip_owners: bool,
-    /// Do not set permissions
-    #[arg(long)]
-    pub skip_permissions: bool,
-    /// Do not set times
-    #[arg(long)]
-    pub skip_times: bool,
-    /// Do not set extended attributes, access control lists and capabilities
-    #[arg(long)]
-    pub skip_xattrs: bool,
-    /// Go on where attributes must not be set (the default)
-    #[arg(long, hide = true, overrides_with = "no_ignore_permission_errors")]
-    pub ignore_permission_errors: bool,
-    /// Fail where attributes must not be set
-    #[arg(long)]
-    pub no_ignore_permission_errors: bool,
-    /// Leave holes in files for long runs of zeros (the default)
-    #[arg(long, hide = true, overrides_with = "no_write_sparse_files")]
-    pub write_sparse_files: bool,
-    /// Write zeros instead of leaving holes
-    #[arg(long)]
-    pub no_write_sparse_files: bool,
-    /// Succeed even if entries could not be restored
-    #[arg(long)]
-    pub ignore_errors: bool,
-    /// Read the target back at the end and compare it with the snapshot
-    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer"])]
-    pub verify: bool,
-    /// Wait at the end until everything is on disk
-    #[arg(long)]
-    pub flush_files: bool,
-    /// How many threads write; 0 is one for each processor
-    #[arg(long, default_value_t = 0)]
-    pub parallel: usize,
-}
-
-/// What to do with what is there.
-#[derive(Debug, Args)]
-pub struct ExistingArgs {
-    /// Replace files that are there (the default)
-    #[arg(long, hide = true, overrides_with = "no_overwrite_files")]
-    pub overwrite_files: bool,
-    /// Fail for files that are there
-    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer", "update"])]
-    pub no_overwrite_files: bool,
-    /// Replace symbolic links that are there (the default)
-    #[arg(long, hide = true, overrides_with = "no_overwrite_symlinks")]
-    pub overwrite_symlinks: bool,
-    /// Fail for symbolic links that are there
-    #[arg(long)]
-    pub no_overwrite_symlinks: bool,
-    /// Restore into directories that are there (the default)
-    #[arg(long, hide = true, overrides_with = "no_overwrite_directories")]
-    pub overwrite_directories: bool,
-    /// Fail for directories that are there
-    #[arg(long)]
-    pub no_overwrite_directories: bool,
-    /// Leave files and symbolic links that are there as they are
-    #[arg(long, conflicts_with_all = ["keep_newer", "update"])]
-    pub skip_existing: bool,
-    /// Leave files and symbolic links that were modified later than those in the snapshot
-    #[arg(long, conflicts_with = "update")]
-    pub keep_newer: bool,
-    /// Leave files of the same size and time, and write into others only what differs; also goes on with a restore
-    /// that was interrupted
-    #[arg(long, visible_alias = "resume")]
-    pub update: bool,
-    /// Remove what is there and not in the snapshot
-    #[arg(long)]
-    pub delete_extra: bool,
-}
-
-/// Verbs of `policy`.
-#[derive(Debug, Subcommand)]
-pub enum PolicyCommand {
-    /// Change a policy
-    Set {
-        /// The directory it is for
-        target: Option<PathBuf>,
-        /// For everything
-        #[arg(long, conflicts_with = "target")]
-        global: bool,
-        /// Compress files like this (`none` not to)
-        #[arg(long, value_name = "ALGO")]
-        compression: Option<String>,
-        /// Compress directories like this
-        #[arg(long, value_name = "ALGO")]
-        metadata_compression: Option<String>,
-    },
-    /// Show the policy that is in force
-    Show {
-        /// The directory it is for
-        target: Option<PathBuf>,
-        /// The global one
-        #[arg(long, conflicts_with = "target")]
-        global: bool,
-    },
-}
-
-/// Verbs of `content`.
-#[derive(Debug, Subcommand)]
-pub enum ContentCommand {
-    /// Check that every content is where the index says
-    Verify {
-        /// Read and decrypt all of them
-        #[arg(long)]
-        full: bool,
-    },
-}
-
-/// A tag of a user; the prefix tells it from labels of others, as in kopia.
-fn parse_tag(text: &str) -> Result<(String, String), String> {
-    match text.split_once(':') {
-        Some((name, value)) if !name.is_empty() => Ok((format!("tag:{name}"), value.to_owned())),
-        _ => Err("a tag is a name, a colon and a value".to_owned()),
-    }
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let time: jiff::SignedDuration = text.parse().map_err(|e| format!("{e}"))?;
-    match Duration::try_from(time) {
-        Ok(interval) if !interval.is_zero() && interval <= MAX_CHECKPOINT_INTERVAL => Ok(interval),
-        _ => Err("an interval of more than nothing and at most 45m is possible".to_owned()),
-    }
 }
 
 /// Where the quick start plays.

@@ -5,8 +5,11 @@
 mod allocator;
 mod args;
 mod commands;
+mod output;
+mod progress;
 mod session;
 mod storage;
+mod tree;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -17,9 +20,9 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_max_level(cli.global.log_level).with_writer(std::io::stderr).init();
     match commands::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line with all causes: what failed, then why.
-            eprintln!("error: {error:#}");
+            output::print_error(&error);
             ExitCode::FAILURE
         }
     }

@@ -1,14 +1,17 @@
 //! From a connection file and a password to an open repository.
 
 use crate::args::Global;
+use crate::progress::Display;
 use anyhow::{Context, Result, bail};
-use lifeboat_blobs::{BlobStore, StoreConfig};
+use lifeboat_blobs::BlobStore;
+use lifeboat_blobs::config::Limits;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::connection::{Connection, StorageInfo, load_password};
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::Password;
 use lifeboat_kopia::repo::{Access, OpenOptions, Repository};
 use lifeboat_uploader::Cancel;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::{Handle, Runtime};
@@ -22,6 +25,7 @@ pub struct Session {
     config_file: PathBuf,
     password: Option<Password>,
     budget: Budget,
+    display: Display,
 }
 
 impl Session {
@@ -45,7 +49,8 @@ impl Session {
             None => lifeboat_budget::default_bytes(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        Ok(Session { runtime, config_file, password, budget: Budget::new(bytes) })
+        let display = Display::choose(!global.no_progress);
+        Ok(Session { runtime, config_file, password, budget: Budget::new(bytes), display })
     }
 
     /// Runs storage calls to their end on this thread.
@@ -61,6 +66,11 @@ impl Session {
     /// The memory for buffers.
     pub fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// How progress is shown.
+    pub fn display(&self) -> Display {
+        self.display
     }
 
     /// Reads the connection file.
@@ -87,7 +97,7 @@ impl Session {
     pub fn open_options(&self, connection: &Connection, create: bool) -> Result<OpenOptions> {
         let identity =
             ClientIdentity { username: connection.username.clone(), hostname: connection.hostname.clone() };
-        let store = self.store(connection.storage()?, create)?;
+        let store = self.store(connection.storage()?, connection.throttling, create)?;
         let _context = self.runtime.enter();
         let mut options = OpenOptions::new(store, self.password()?, identity);
         options.access = if connection.readonly { Access::ReadOnly } else { Access::ReadWrite };
@@ -138,10 +148,20 @@ impl Session {
         cancel
     }
 
-    fn store(&self, storage: &StorageInfo, create: bool) -> Result<Arc<dyn BlobStore>> {
-        let config = serde_json::json!({ "type": storage.storage_type, "config": storage.config });
-        let config: StoreConfig =
-            serde_json::from_value(config).context("the storage in the connection file is not understood")?;
+    /// Opens a storage; limits of the connection replace those of the storage itself.
+    pub fn store(
+        &self,
+        storage: &StorageInfo,
+        limits: Option<Limits>,
+        create: bool,
+    ) -> Result<Arc<dyn BlobStore>> {
+        let mut storage = storage.clone();
+        if let (Some(Value::Object(limits)), Some(config)) =
+            (limits.map(serde_json::to_value).transpose()?, storage.config.as_object_mut())
+        {
+            config.extend(limits);
+        }
+        let config = storage.store_config()?;
         Ok(self.wait(config.open(&lifeboat_blobs::OpenOptions { create, ..Default::default() }))?)
     }
 }

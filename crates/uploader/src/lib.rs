@@ -16,7 +16,7 @@ mod restore;
 mod snapshots;
 mod source;
 
-pub use backup::{BackupOptions, MAX_CHECKPOINT_INTERVAL, back_up};
+pub use backup::{BackupOptions, MAX_CHECKPOINT_INTERVAL, back_up, estimate};
 pub use block::{BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, back_up_block, restore_block};
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};

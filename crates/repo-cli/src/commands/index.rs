@@ -1,16 +1,48 @@
-//! `index`: recover.
+//! `index`: list, epochs, recover.
 
+use super::blob;
+use crate::args::JsonArgs;
+use crate::output::{self, bytes};
 use crate::session::Session;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use lifeboat_blobs::BlobId;
-use lifeboat_kopia::content::{PackChoice, RecoverOptions};
+use lifeboat_blobs::{BlobId, BlobMetadata};
+use lifeboat_kopia::content::{IndexBlobs, PackChoice, RecoverOptions};
+use lifeboat_kopia::repo::Repository;
+use serde_json::Value;
 
 /// Verbs of `index`.
 #[derive(Debug, Subcommand)]
 pub enum IndexCommand {
+    /// List the blobs of the index
+    #[command(visible_alias = "ls")]
+    List {
+        /// Also those that others replace
+        #[arg(long)]
+        superseded: bool,
+        /// Print how many there are
+        #[arg(long)]
+        summary: bool,
+        /// Order of the list
+        #[arg(long, default_value = "time", value_parser = ["time", "size", "name"])]
+        sort: String,
+        /// Output for programs.
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// Look at epochs, the generations of the index
+    #[command(subcommand)]
+    Epoch(EpochCommand),
     /// Build the index again from what the packs themselves say
     Recover(RecoverArgs),
+}
+
+/// Verbs of `index epoch`.
+#[derive(Debug, Subcommand)]
+pub enum EpochCommand {
+    /// List epochs
+    #[command(visible_alias = "ls")]
+    List,
 }
 
 /// How the index is recovered.
@@ -37,10 +69,81 @@ pub struct RecoverArgs {
 }
 
 pub fn run(session: &Session, command: IndexCommand) -> Result<()> {
-    let IndexCommand::Recover(args) = command;
+    match command {
+        IndexCommand::List { superseded, summary, sort, json } => {
+            let repository = session.open_for_reading()?;
+            let mut blobs = session.wait(index_blobs(&repository, superseded))?;
+            match sort.as_str() {
+                "size" => blobs.sort_by_key(|blob| blob.size),
+                "name" => blobs.sort_by(|a, b| a.id.cmp(&b.id)),
+                _ => blobs.sort_by_key(|blob| blob.modified),
+            }
+            list(&blobs, summary, json.json)
+        }
+        IndexCommand::Epoch(EpochCommand::List) => epochs(session),
+        IndexCommand::Recover(args) => recover(session, &args),
+    }
+}
+
+/// The blobs of the index that are in force, or all of them.
+async fn index_blobs(repository: &Repository, all: bool) -> lifeboat_kopia::Result<Vec<BlobMetadata>> {
+    match repository.contents().index_blobs() {
+        IndexBlobs::Epochs(epochs) => {
+            let state = epochs.refresh().await?.state;
+            Ok(if all { state.indexes().cloned().collect() } else { state.active() })
+        }
+        IndexBlobs::Legacy(index) if all => index.all().await,
+        IndexBlobs::Legacy(index) => index.active().await,
+    }
+}
+
+fn list(blobs: &[BlobMetadata], summary: bool, json: bool) -> Result<()> {
+    if json {
+        return output::print_json_list(blobs.iter().map(|index| {
+            let mut value = blob::to_json(index);
+            if let Some(fields) = value.as_object_mut() {
+                fields.insert("Superseded".to_owned(), Value::Null);
+            }
+            Ok(value)
+        }));
+    }
+    for blob in blobs {
+        output::line(&format!("{:<60} {:>10} {}", blob.id, blob.size, output::time(blob.modified)))?;
+    }
+    match summary {
+        true => output::line(&format!("total {} indexes", blobs.len())),
+        false => Ok(()),
+    }
+}
+
+fn epochs(session: &Session) -> Result<()> {
+    let repository = session.open_for_reading()?;
+    let IndexBlobs::Epochs(epochs) = repository.contents().index_blobs() else {
+        bail!("this repository was created without epochs; `index list` shows its index");
+    };
+    let state = session.wait(epochs.refresh())?.state;
+    output::line(&format!("Current Epoch: {}", state.write_epoch))?;
+    for range in &state.chain {
+        let size: u64 = range.blobs.iter().map(|blob| blob.size).sum();
+        let (first, last, count) = (range.first, range.last, range.blobs.len());
+        output::line(&format!("{first} to {last}: one index of {count} blobs, {}", bytes(size)))?;
+    }
+    for (kind, sets) in [("compacted, ", &state.singles), ("", &state.uncompacted)] {
+        for (epoch, blobs) in sets {
+            let size: u64 = blobs.iter().map(|blob| blob.size).sum();
+            let times = || blobs.iter().map(|blob| blob.modified);
+            let (Some(first), Some(last)) = (times().min(), times().max()) else { continue };
+            let (first, last, count) = (output::time(first), output::time(last), blobs.len());
+            output::line(&format!("{epoch} {first} ... {last}, {kind}{count} blobs, {}", bytes(size)))?;
+        }
+    }
+    Ok(())
+}
+
+fn recover(session: &Session, args: &RecoverArgs) -> Result<()> {
     let repository = session.open()?;
     let options = RecoverOptions {
-        packs: choice(&args)?,
+        packs: choice(args)?,
         parallel: args.parallel,
         commit: args.commit,
         replace_index: args.delete_indexes,

@@ -1,14 +1,19 @@
 //! `maintenance`: run it or see what it would do, look at its schedule, and say who does it.
 
-use super::bytes;
+use super::parse_duration;
+use crate::args::JsonArgs;
+use crate::output::{self, bytes};
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use jiff::SignedDuration;
+use lifeboat_kopia::content::ClientIdentity;
+use lifeboat_kopia::gojson::{GoTime, Nanos};
 use lifeboat_kopia::maintain::{self, Mode, Options, Safety};
 use lifeboat_kopia::maintenance::{Params, Schedule};
-use lifeboat_kopia::repo::Repository;
+use lifeboat_kopia::repo::{OpenOptions, Repository};
 use std::fs::{File, TryLockError};
+use std::time::Duration;
 
 /// Verbs of `maintenance`.
 #[derive(Debug, Subcommand)]
@@ -16,13 +21,48 @@ pub enum MaintenanceCommand {
     /// Free the space of what no snapshot needs, and keep the index small
     Run(RunArgs),
     /// Show who maintains the repository, when, and what was done
-    Info,
-    /// Say who maintains the repository
-    Set {
-        /// The user and host who does it, as user@host; `me` for this client
-        #[arg(long)]
-        owner: String,
-    },
+    Info(JsonArgs),
+    /// Say who maintains the repository, and when
+    Set(SetArgs),
+}
+
+/// Who maintains the repository, and when.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct SetArgs {
+    /// The user and host who does it, as user@host; `me` for this client
+    #[arg(long)]
+    pub owner: Option<String>,
+    /// Whether quick maintenance runs when it is due
+    #[arg(long, value_name = "BOOL")]
+    pub enable_quick: Option<bool>,
+    /// Whether full maintenance runs when it is due
+    #[arg(long, value_name = "BOOL")]
+    pub enable_full: Option<bool>,
+    /// How often quick maintenance runs
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub quick_interval: Option<Duration>,
+    /// How often full maintenance runs
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub full_interval: Option<Duration>,
+    /// No quick maintenance for this long from now on
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub pause_quick: Option<Duration>,
+    /// No full maintenance for this long from now on
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub pause_full: Option<Duration>,
+    /// How many logs are kept
+    #[arg(long, value_name = "COUNT")]
+    pub max_retained_log_count: Option<u32>,
+    /// How long logs are kept
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub max_retained_log_age: Option<Duration>,
+    /// How many MiB of logs are kept
+    #[arg(long, value_name = "MIB")]
+    pub max_retained_log_size_mb: Option<u32>,
+    /// Whether full maintenance extends object locks
+    #[arg(long, value_name = "BOOL")]
+    pub extend_object_locks: Option<bool>,
 }
 
 /// How maintenance is run.
@@ -31,6 +71,10 @@ pub struct RunArgs {
     /// Do everything, also what is not due
     #[arg(long)]
     pub full: bool,
+    /// Run it although somebody else is to do it (make sure that they do not), and succeed although not everything
+    /// could be done
+    #[arg(long)]
+    pub force: bool,
     /// Keep up the index only, due or not
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
@@ -57,8 +101,8 @@ pub struct RunArgs {
 pub fn run(session: &Session, command: MaintenanceCommand) -> Result<()> {
     match command {
         MaintenanceCommand::Run(args) => maintain(session, &args),
-        MaintenanceCommand::Info => info(session),
-        MaintenanceCommand::Set { owner } => set_owner(session, owner),
+        MaintenanceCommand::Info(json) => info(session, json.json),
+        MaintenanceCommand::Set(args) => set(session, &args),
     }
 }
 
@@ -81,7 +125,7 @@ fn lock(session: &Session) -> Result<File> {
 
 fn maintain(session: &Session, args: &RunArgs) -> Result<()> {
     let _one = lock(session)?;
-    let repository = session.open()?;
+    let repository = if args.force { open_as_owner(session)? } else { session.open()? };
     let mode = match (args.full, args.quick) {
         (true, _) => Mode::Full,
         (_, true) => Mode::Quick,
@@ -99,15 +143,38 @@ fn maintain(session: &Session, args: &RunArgs) -> Result<()> {
     let report = session.wait(maintain::run(&repository, mode, &safety, &options))?;
     session.wait(repository.close())?;
     print!("{report}");
-    if !report.is_clean() {
+    if !report.is_clean() && !args.force {
         bail!("not everything could be done; see what failed or is in the way above");
     }
     Ok(())
 }
 
-fn info(session: &Session) -> Result<()> {
+/// Opens the repository in the name of whoever is to maintain it: the runs that they find recorded are their own.
+fn open_as_owner(session: &Session) -> Result<Repository> {
+    let repository = session.open()?;
+    let params = session.wait(Params::load(repository.manifests()))?.unwrap_or_default();
+    let Some((username, hostname)) = params.owner.split_once('@') else { return Ok(repository) };
+    let owner = ClientIdentity { username: username.to_owned(), hostname: hostname.to_owned() };
+    if *repository.identity() == owner {
+        return Ok(repository);
+    }
+    drop(repository);
+    eprintln!("Running maintenance in the place of {}.", params.owner);
+    let options = session.open_options(&session.connection()?, false)?;
+    Ok(session.wait(Repository::open(OpenOptions { identity: owner, ..options }))?)
+}
+
+fn info(session: &Session, json: bool) -> Result<()> {
     let repository = session.open_for_reading()?;
     let (params, schedule) = session.wait(load(&repository))?;
+    if json {
+        // The parameters as they are stored, and beside them the schedule.
+        let mut value = serde_json::to_value(&params)?;
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("schedule".to_owned(), serde_json::to_value(&schedule)?);
+        }
+        return output::print_json(&value);
+    }
     println!("Owner: {}", params.owner);
     let cycles = [("Quick", &params.quick, schedule.next_quick), ("Full", &params.full, schedule.next_full)];
     for (name, cycle, next) in cycles {
@@ -135,16 +202,57 @@ async fn load(repository: &Repository) -> lifeboat_kopia::Result<(Params, Schedu
     Ok((params, schedule))
 }
 
-fn set_owner(session: &Session, owner: String) -> Result<()> {
+fn set(session: &Session, args: &SetArgs) -> Result<()> {
     let repository = session.open()?;
-    let identity = repository.identity();
-    let owner = match owner.as_str() {
-        "me" => format!("{}@{}", identity.username, identity.hostname),
-        _ => owner,
-    };
-    let params = session.wait(Params::load(repository.manifests()))?.unwrap_or_default();
-    session.wait(Params { owner: owner.clone(), ..params }.save(repository.manifests()))?;
-    session.wait(repository.close())?;
-    println!("Maintained by {owner} from now on.");
-    Ok(())
+    let before = session.wait(Params::load(repository.manifests()))?.unwrap_or_default();
+    let after = changed(&before, args, repository.identity());
+    if after != before {
+        session.wait(after.save(repository.manifests()))?;
+    }
+    if after.owner != before.owner {
+        println!("Maintained by {} from now on.", after.owner);
+    }
+    session.wait(repository.flush())?;
+    if args.pause_quick.is_some() || args.pause_full.is_some() {
+        pause(session, &repository, args)?;
+    }
+    Ok(session.wait(repository.close())?)
+}
+
+fn changed(before: &Params, args: &SetArgs, us: &ClientIdentity) -> Params {
+    let mut params = before.clone();
+    match args.owner.as_deref() {
+        Some("me") => params.owner = format!("{}@{}", us.username, us.hostname),
+        Some(owner) => owner.clone_into(&mut params.owner),
+        None => {}
+    }
+    let cycles = [
+        (&mut params.quick, args.enable_quick, args.quick_interval),
+        (&mut params.full, args.enable_full, args.full_interval),
+    ];
+    for (cycle, enabled, interval) in cycles {
+        cycle.enabled = enabled.unwrap_or(cycle.enabled);
+        cycle.interval = interval.map_or(cycle.interval, Nanos::from);
+    }
+    let logs = &mut params.log_retention;
+    logs.max_count = args.max_retained_log_count.map_or(logs.max_count, i64::from);
+    logs.max_age = args.max_retained_log_age.map_or(logs.max_age, Nanos::from);
+    logs.max_total_size =
+        args.max_retained_log_size_mb.map_or(logs.max_total_size, |mib| i64::from(mib) << 20);
+    params.extend_object_locks = args.extend_object_locks.unwrap_or(params.extend_object_locks);
+    params
+}
+
+fn pause(session: &Session, repository: &Repository, args: &SetArgs) -> Result<()> {
+    let (store, environment) = (repository.store().clone(), repository.environment().clone());
+    let format = session.wait(repository.format());
+    let mut schedule = session.wait(Schedule::load(&*store, &format))?;
+    let now = environment.clock.now();
+    if let Some(time) = args.pause_quick {
+        schedule.next_quick = GoTime(now.checked_add(time)?);
+    }
+    if let Some(time) = args.pause_full {
+        schedule.next_full = GoTime(now.checked_add(time)?);
+    }
+    Ok(session.wait(schedule.save(&*store, &format, &environment))?)
 }

@@ -1,7 +1,7 @@
 //! `quickstart`: the whole story in seconds, on a sample directory.
 
-use super::bytes;
 use crate::args::QuickstartArgs;
+use crate::output::bytes;
 use anyhow::{Context, Result, bail};
 use lifeboat_blobs::{FsOptions, FsStore};
 use lifeboat_budget::Budget;

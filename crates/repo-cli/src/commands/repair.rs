@@ -1,6 +1,6 @@
 //! `repository verify` and `repository repair`.
 
-use super::bytes;
+use crate::output::bytes;
 use crate::session::Session;
 use anyhow::{Result, bail};
 use clap::Args;

@@ -1,15 +1,16 @@
 //! `repository`: create, connect, disconnect, status, change-password.
 
-use super::{bytes, repair};
+use super::{client, provider, repair, sync};
 use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand, Storage};
+use crate::output::{self, bytes};
 use crate::session::{Session, text_variable};
 use crate::storage;
 use anyhow::{Context, Result};
-use lifeboat_kopia::connection::{CachingOptions, Connection, forget_password, store_password};
+use lifeboat_kopia::connection::{CachingOptions, Connection, StorageInfo, forget_password, store_password};
 use lifeboat_kopia::format::{CreateOptions, Format, Password};
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_primitives::kdf::KeyAlgorithm;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Kopia's default for both caches.
 const CACHE_BYTES: i64 = 5000 << 20;
@@ -22,6 +23,11 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
         RepositoryCommand::Status(args) => status(session, args),
         RepositoryCommand::Verify(args) => repair::verify(session, &args),
         RepositoryCommand::Repair(args) => repair::repair(session, &args),
+        RepositoryCommand::SetClient(args) => client::set_client(session, &args),
+        RepositoryCommand::SetParameters(args) => client::set_parameters(session, &args),
+        RepositoryCommand::Throttle(command) => client::throttle(session, &command),
+        RepositoryCommand::SyncTo(args) => sync::run(session, &args),
+        RepositoryCommand::ValidateProvider => provider::run(session),
         RepositoryCommand::ChangePassword { new_password } => change_password(session, new_password),
     }
 }
@@ -42,8 +48,13 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
     };
     let options = session.open_options(&connection, true)?;
     let repository = session.wait(Repository::create(options, &create, InitialState::Kopia))?;
-    keep(session, &connection, &args.connection)?;
-    println!("Created and connected to a repository in {}.", repository.store().describe());
+    match args.create_only {
+        true => println!("Created a repository in {}.", repository.store().describe()),
+        false => {
+            keep(session, &connection, &args.connection)?;
+            println!("Created and connected to a repository in {}.", repository.store().describe());
+        }
+    }
     session.wait(repository.close())?;
     Ok(())
 }
@@ -67,13 +78,15 @@ fn new_connection(session: &Session, storage: &Storage, args: &ConnectionArgs) -
         Some(folder) => std::path::absolute(folder)?,
         None => session.config_file().parent().unwrap_or(std::path::Path::new(".")).join("cache"),
     };
-    connection.caching = Some(CachingOptions {
+    let mut caching = CachingOptions {
         cache_directory: folder.to_str().context("the path of the cache is not valid UTF-8")?.to_owned(),
         content_cache_size: CACHE_BYTES,
         metadata_cache_size: CACHE_BYTES,
         max_list_cache_duration: 30.0,
         ..CachingOptions::default()
-    });
+    };
+    args.cache.apply(&mut caching);
+    connection.caching = Some(caching);
     Ok(connection)
 }
 
@@ -101,28 +114,31 @@ fn status(session: &Session, args: JsonArgs) -> Result<()> {
     let id = hex::encode(format.unique_id());
     let storage = connection.storage()?;
     if args.json {
-        let status = json!({
+        let mut status = json!({
             "configFile": session.config_file(),
             "uniqueIDHex": id,
-            "clientOptions": {
-                "hostname": connection.hostname,
-                "username": connection.username,
-                "description": connection.description,
-                "enableActions": connection.enable_actions,
-            },
-            "storage": { "type": storage.storage_type },
+            "clientOptions": client_options(&connection),
+            "storage": { "type": storage.storage_type, "config": without_secrets(&storage.config) },
             "contentFormat": {
                 "hash": inner.hash,
                 "encryption": inner.encryption,
                 "version": inner.version,
                 "maxPackSize": inner.max_pack_size(),
                 "indexVersion": inner.index_version(),
+                "epochParameters": inner.epoch_parameters,
                 "enablePasswordChange": inner.enable_password_change,
             },
             "objectFormat": { "splitter": inner.splitter() },
+            "blobRetention": format.config(),
         });
-        println!("{status}");
-        return Ok(());
+        if let Some((capacity, available)) = volume(storage) {
+            status["volume"] = json!({ "capacity": capacity, "available": available });
+        }
+        if let Some((name, percent)) = inner.error_correction() {
+            status["contentFormat"]["ecc"] = json!(name);
+            status["contentFormat"]["eccOverheadPercent"] = json!(percent);
+        }
+        return output::print_json(&status);
     }
     println!("Config file:         {}\n", session.config_file().display());
     println!("Description:         {}", connection.description);
@@ -141,6 +157,47 @@ fn status(session: &Session, args: JsonArgs) -> Result<()> {
     println!("Max pack length:     {}", bytes(inner.max_pack_size()));
     println!("Index Format:        v{}", inner.index_version());
     Ok(())
+}
+
+fn client_options(connection: &Connection) -> Value {
+    let mut options = json!({
+        "hostname": connection.hostname,
+        "username": connection.username,
+        "description": connection.description,
+        "enableActions": connection.enable_actions,
+        "formatBlobCacheDuration": connection.format_blob_cache_duration,
+    });
+    if let (true, Some(fields)) = (connection.readonly, options.as_object_mut()) {
+        fields.insert("readonly".to_owned(), json!(true));
+    }
+    options
+}
+
+/// How large the file system of a folder is, and how much of it is free.
+fn volume(storage: &StorageInfo) -> Option<(u64, u64)> {
+    let path = storage.config.get("path").filter(|_| storage.storage_type == "filesystem")?.as_str()?;
+    let found = rustix::fs::statvfs(path).ok()?;
+    Some((found.f_blocks.saturating_mul(found.f_frsize), found.f_bavail.saturating_mul(found.f_frsize)))
+}
+
+/// The settings of a storage without what nobody else may know.
+fn without_secrets(config: &Value) -> Value {
+    const SECRETS: [&str; 7] = [
+        "secretAccessKey",
+        "sessionToken",
+        "storageKey",
+        "sasToken",
+        "clientSecret",
+        "clientCertificate",
+        "credentials",
+    ];
+    let mut shown = config.clone();
+    if let Some(fields) = shown.as_object_mut() {
+        for (_, value) in fields.iter_mut().filter(|(name, _)| SECRETS.contains(&name.as_str())) {
+            *value = json!("*".repeat(8));
+        }
+    }
+    shown
 }
 
 fn change_password(session: &Session, new_password: Option<String>) -> Result<()> {

@@ -1,30 +1,132 @@
 //! `restore`: a snapshot back into a directory.
 
-use super::bytes;
-use crate::args::{ExistingArgs, RestoreArgs};
+use crate::output::bytes;
+use crate::progress::State;
 use crate::session::Session;
+use crate::tree::Trees;
 use anyhow::{Context, Result, bail};
-use lifeboat_kopia::repo::Repository;
-use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType, GoMode};
+use clap::Args;
+use lifeboat_kopia::snapshot::DirEntry;
 use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_repository::{Id, Repository as _};
 use lifeboat_uploader::{
     BlockRestoreOptions, Cancel, Error, Existing, PathFilter, Progress, RestoreOptions, RestoreReport,
 };
+use std::path::PathBuf;
+
+/// What to restore, and where.
+#[derive(Debug, Args)]
+pub struct RestoreArgs {
+    /// The id of a snapshot, or of its root object, and optionally a path inside it: `id/some/path`
+    pub snapshot: String,
+    /// The directory, made if it does not exist; or the file, if the source is one
+    pub target: PathBuf,
+    /// The snapshot is one of a block volume; the target is a device or an image file. With --update only what differs
+    /// is written
+    #[arg(long, conflicts_with_all = [
+        "include", "exclude", "delete_extra", "skip_existing", "keep_newer", "no_overwrite_files",
+        "skip_owners", "skip_permissions", "skip_times", "skip_xattrs", "verify", "no_write_sparse_files",
+    ])]
+    pub block: bool,
+    /// What to do with what is there.
+    #[command(flatten)]
+    pub existing: ExistingArgs,
+    /// Restore only these paths of the source and what is below; `*`, `?` and `**` are wildcards
+    #[arg(long, value_name = "PATTERN")]
+    pub include: Vec<String>,
+    /// Do not restore these paths of the source
+    #[arg(long, value_name = "PATTERN")]
+    pub exclude: Vec<String>,
+    /// Do not set owners
+    #[arg(long)]
+    pub skip_owners: bool,
+    /// Do not set permissions
+    #[arg(long)]
+    pub skip_permissions: bool,
+    /// Do not set times
+    #[arg(long)]
+    pub skip_times: bool,
+    /// Do not set extended attributes, access control lists and capabilities
+    #[arg(long)]
+    pub skip_xattrs: bool,
+    /// Go on where attributes must not be set (the default)
+    #[arg(long, hide = true, overrides_with = "no_ignore_permission_errors")]
+    pub ignore_permission_errors: bool,
+    /// Fail where attributes must not be set
+    #[arg(long)]
+    pub no_ignore_permission_errors: bool,
+    /// Leave holes in files for long runs of zeros (the default)
+    #[arg(long, hide = true, overrides_with = "no_write_sparse_files")]
+    pub write_sparse_files: bool,
+    /// Write zeros instead of leaving holes
+    #[arg(long)]
+    pub no_write_sparse_files: bool,
+    /// Succeed even if entries could not be restored
+    #[arg(long)]
+    pub ignore_errors: bool,
+    /// Read the target back at the end and compare it with the snapshot
+    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer"])]
+    pub verify: bool,
+    /// Wait at the end until everything is on disk
+    #[arg(long)]
+    pub flush_files: bool,
+    /// How many threads write; 0 is one for each processor
+    #[arg(long, default_value_t = 0)]
+    pub parallel: usize,
+}
+
+/// What to do with what is there.
+#[derive(Debug, Args)]
+pub struct ExistingArgs {
+    /// Replace files that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_files")]
+    pub overwrite_files: bool,
+    /// Fail for files that are there
+    #[arg(long, conflicts_with_all = ["skip_existing", "keep_newer", "update"])]
+    pub no_overwrite_files: bool,
+    /// Replace symbolic links that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_symlinks")]
+    pub overwrite_symlinks: bool,
+    /// Fail for symbolic links that are there
+    #[arg(long)]
+    pub no_overwrite_symlinks: bool,
+    /// Restore into directories that are there (the default)
+    #[arg(long, hide = true, overrides_with = "no_overwrite_directories")]
+    pub overwrite_directories: bool,
+    /// Fail for directories that are there
+    #[arg(long)]
+    pub no_overwrite_directories: bool,
+    /// Leave files and symbolic links that are there as they are
+    #[arg(long, conflicts_with_all = ["keep_newer", "update"])]
+    pub skip_existing: bool,
+    /// Leave files and symbolic links that were modified later than those in the snapshot
+    #[arg(long, conflicts_with = "update")]
+    pub keep_newer: bool,
+    /// Leave files of the same size and time, and write into others only what differs; also goes on with a restore
+    /// that was interrupted
+    #[arg(long, visible_alias = "resume")]
+    pub update: bool,
+    /// Remove what is there and not in the snapshot
+    #[arg(long)]
+    pub delete_extra: bool,
+}
 
 /// How many failures are printed; the first few tell the story.
 const SHOWN: usize = 20;
 
 pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
-    let repository = session.open_for_reading()?;
-    let interface = KopiaRepository::new(repository.clone());
-    let root = find_source(session, &repository, &interface, &args.snapshot)?;
+    let trees = Trees::open(session)?;
+    let root = trees.entry(&args.snapshot)?;
     let progress = Progress::default();
     let cancel = session.cancel_on_signal();
+    let total = root.summary.as_ref().map_or(root.size, |summary| summary.size.unsigned_abs());
+    let state = || state(&progress, if args.include.is_empty() { total } else { 0 });
     if args.block {
-        return run_block(&interface, &root, args, &progress, &cancel);
+        return session
+            .display()
+            .during(state, || run_block(&trees.interface, &root, args, &progress, &cancel));
     }
-    let restored = lifeboat_uploader::restore(&interface, &root, &options(args), &progress, &cancel);
+    let restore = || lifeboat_uploader::restore(&trees.interface, &root, &options(args), &progress, &cancel);
+    let restored = session.display().during(state, restore);
     let (report, is_complete) = match restored {
         Ok(report) => (report, true),
         Err(Error::Unrestored(report)) => (*report, false),
@@ -33,6 +135,7 @@ pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
             return Err(error).context(text);
         }
     };
+    print_failures(&trees, &root, &report);
     print(&report, args.verify);
     if !is_complete && !args.ignore_errors {
         bail!("{} entries could not be restored; everything else was", report.failed);
@@ -96,13 +199,33 @@ fn policy(args: &ExistingArgs) -> Existing {
     }
 }
 
-fn print(report: &RestoreReport, verified: bool) {
+/// How far a restore is.
+fn state(progress: &Progress, total: u64) -> State {
+    let totals = progress.totals();
+    let mut text = format!("restored {} files ({})", totals.files, bytes(totals.bytes));
+    if totals.errors > 0 {
+        text.push_str(&format!(", {} errors", totals.errors));
+    }
+    State { text, done: totals.bytes, total }
+}
+
+/// Names what could not be restored, and the object of each: `snapshot fix remove-files` takes it out of snapshots.
+fn print_failures(trees: &Trees, root: &DirEntry, report: &RestoreReport) {
     for failure in report.failures.iter().take(SHOWN) {
-        eprintln!("not restored: {:?}: {}", failure.path, failure.error);
+        match trees.below(root, &failure.path) {
+            Ok(Some(entry)) => eprintln!(
+                "not restored: {:?}: unable to open object: {}: {}",
+                failure.path, entry.object, failure.error
+            ),
+            _ => eprintln!("not restored: {:?}: {}", failure.path, failure.error),
+        }
     }
     if report.failed > SHOWN as u64 {
         eprintln!("… and {} more", report.failed - SHOWN as u64);
     }
+}
+
+fn print(report: &RestoreReport, verified: bool) {
     println!(
         "Restored {} files, {} directories ({}), read {} from the repository.",
         report.files,
@@ -121,54 +244,4 @@ fn print(report: &RestoreReport, verified: bool) {
     if verified {
         println!("Read {} back and compared.", bytes(report.verified_bytes));
     }
-}
-
-/// The entry that `source` names: a snapshot or object, or a path inside it.
-fn find_source(
-    session: &Session,
-    repository: &Repository,
-    interface: &KopiaRepository,
-    source: &str,
-) -> Result<DirEntry> {
-    let (id, path) = source.split_once('/').unwrap_or((source, ""));
-    let mut entry = find_root(session, repository, id)?;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        entry = find_entry(interface, &entry, name)
-            .with_context(|| format!("cannot look up {path:?} in {id}"))?
-            .with_context(|| format!("there is no {path:?} in {id}: {name:?} is missing"))?;
-    }
-    Ok(entry)
-}
-
-fn find_entry(interface: &KopiaRepository, directory: &DirEntry, name: &str) -> Result<Option<DirEntry>> {
-    if !directory.is_dir() {
-        return Ok(None);
-    }
-    let id = Id::new(directory.object.clone());
-    let entries = DirEntries::new(id.as_str(), interface.open_object(&id)?);
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_name() == name.as_bytes() {
-            return Ok(Some(entry));
-        }
-    }
-    Ok(None)
-}
-
-/// The root entry of a snapshot, found by its id or by the id of its root object.
-pub fn find_root(session: &Session, repository: &Repository, id: &str) -> Result<DirEntry> {
-    let list = session.wait(repository.snapshots())?;
-    if let Some(damaged) = list.damaged.iter().find(|damaged| damaged.id.as_str() == id) {
-        bail!("snapshot {id} cannot be restored: {}", damaged.error);
-    }
-    let found = list.snapshots.into_iter().find(|s| s.id.as_str() == id || s.root_object() == Some(id));
-    if let Some(snapshot) = found {
-        return snapshot.root_entry.with_context(|| format!("snapshot {id} has no root"));
-    }
-    if id.starts_with('k') || id.starts_with("Ik") {
-        let mode = GoMode::from_unix(0o700);
-        let entry_type = EntryType::Directory;
-        return Ok(DirEntry { object: id.to_owned(), entry_type, mode, ..DirEntry::default() });
-    }
-    bail!("there is no snapshot {id}; `lifeboat-repo snapshot list --all --manifest-id` shows their ids")
 }

@@ -100,3 +100,8 @@ fn level(open: SourceDir, path: String, policies: &PolicyTree, above: &Arc<Ignor
     let ignore = Ignore::below(above, &open, &names, &path, policies)?;
     Ok(Level { open, path, device, names, policies: policies.clone(), ignore })
 }
+
+/// Counts what a backup of `path` would take, as `progress` tells meanwhile and at the end.
+pub fn estimate(path: &Path, policies: &PolicyTree, progress: &Progress, cancel: &Cancel) {
+    Estimate::new(progress, cancel).run(path, policies);
+}

@@ -21,6 +21,7 @@ use buffers::{Room, SharedRoom};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
 use estimate::Estimate;
+pub use estimate::estimate;
 use files::{Batch, Child, FileWork, head_entry};
 use jiff::Timestamp;
 use large::LargeFile;

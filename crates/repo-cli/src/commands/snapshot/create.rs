@@ -1,33 +1,80 @@
 //! `snapshot create`.
 
-use super::snapshot::to_json;
-use super::{bytes, policy, source_of};
-use crate::args::CreateSnapshotArgs;
+use super::parse_tag;
+use crate::args::JsonArgs;
+use crate::commands::{policy, source_of};
+use crate::output::{self, bytes};
+use crate::progress::{Display, State};
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use lifeboat_kopia::policy::PolicyTree;
 use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::snapshot::{SnapshotManifest, SourceInfo};
 use lifeboat_repository::Repository as _;
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_uploader::{
-    BackupOptions, BlockBackupOptions, Cancel, Progress, apply_retention, back_up, back_up_block,
-    find_parents, save_snapshot,
+    BackupOptions, BlockBackupOptions, Cancel, MAX_CHECKPOINT_INTERVAL, Progress, apply_retention, back_up,
+    back_up_block, find_parents, save_snapshot,
 };
-use std::io::IsTerminal;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often the progress is shown.
-const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// What to back up, and how.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// The directories
+    #[arg(required_unless_present = "all")]
+    pub sources: Vec<PathBuf>,
+    /// All directories that were backed up before under this name of user and host
+    #[arg(long, conflicts_with = "sources")]
+    pub all: bool,
+    /// Take the snapshot under another name, as user@host:/path; only of one directory
+    #[arg(long, value_name = "SOURCE")]
+    pub override_source: Option<String>,
+    /// Free text
+    #[arg(long, default_value = "")]
+    pub description: String,
+    /// A tag, as name:value
+    #[arg(long, value_name = "NAME:VALUE", value_parser = parse_tag)]
+    pub tags: Vec<(String, String)>,
+    /// A name under which the snapshot is protected from expiry
+    #[arg(long, value_name = "NAME")]
+    pub pin: Vec<String>,
+    /// How many threads read; 0 is what the policy says, or one for each processor
+    #[arg(long, default_value_t = 0)]
+    pub parallel: usize,
+    /// How often to save what is there so far, such as 10m; at most 45m
+    #[arg(long, value_name = "TIME", default_value = "45m", value_parser = parse_interval)]
+    pub checkpoint_interval: Duration,
+    /// Fail with the first entry that cannot be read
+    #[arg(long)]
+    pub fail_fast: bool,
+    /// Keep only what kopia keeps: no extended attributes, hard links, devices, pipes, sockets, holes, names that
+    /// are not UTF-8
+    #[arg(long)]
+    pub no_extras: bool,
+    /// Output for programs.
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
 
-pub fn run(session: &Session, args: &CreateSnapshotArgs) -> Result<()> {
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let time: jiff::SignedDuration = text.parse().map_err(|e| format!("{e}"))?;
+    match Duration::try_from(time) {
+        Ok(interval) if !interval.is_zero() && interval <= MAX_CHECKPOINT_INTERVAL => Ok(interval),
+        _ => Err("an interval of more than nothing and at most 45m is possible".to_owned()),
+    }
+}
+
+pub fn run(session: &Session, args: &CreateArgs) -> Result<()> {
     let repository = session.open()?;
     let cancel = session.cancel_on_signal();
     let creation = Creation { session, repository: &repository, args, cancel };
-    let outcome = args.sources.iter().try_for_each(|source| creation.create(source));
+    let outcome = creation.sources().and_then(|sources| {
+        sources.iter().try_for_each(|(path, source)| creation.create(path, source.clone()))
+    });
     session.wait(repository.clone().close())?;
     outcome
 }
@@ -35,14 +82,39 @@ pub fn run(session: &Session, args: &CreateSnapshotArgs) -> Result<()> {
 struct Creation<'a> {
     session: &'a Session,
     repository: &'a Repository,
-    args: &'a CreateSnapshotArgs,
+    args: &'a CreateArgs,
     cancel: Cancel,
 }
 
 impl Creation<'_> {
-    fn create(&self, path: &Path) -> Result<()> {
+    /// What is backed up, and under which names.
+    fn sources(&self) -> Result<Vec<(PathBuf, SourceInfo)>> {
+        let connection = self.session.connection()?;
+        if self.args.all {
+            let mut sources: Vec<(PathBuf, SourceInfo)> = Vec::new();
+            for SnapshotManifest { source, .. } in self.session.wait(self.repository.snapshots())?.snapshots {
+                let is_ours = source.user_name == connection.username && source.host == connection.hostname;
+                if is_ours && !sources.iter().any(|(_, known)| *known == source) {
+                    sources.push((PathBuf::from(&source.path), source));
+                }
+            }
+            return Ok(sources);
+        }
+        match (&self.args.override_source, self.args.sources.as_slice()) {
+            (None, paths) => {
+                paths.iter().map(|path| Ok((path.clone(), source_of(&connection, path)?))).collect()
+            }
+            (Some(text), [path]) => {
+                let source = SourceInfo::parse(text).filter(|source| !source.path.is_empty());
+                let source = source.with_context(|| format!("{text:?} is not user@host:/path"))?;
+                Ok(vec![(path.clone(), source)])
+            }
+            (Some(_), _) => bail!("--override-source names one source; back up one directory at a time"),
+        }
+    }
+
+    fn create(&self, path: &Path, source: SourceInfo) -> Result<()> {
         let started = Instant::now();
-        let source = source_of(&self.session.connection()?, path)?;
         let interface = KopiaRepository::new(self.repository.clone());
         let policies = policy::tree(self.session, self.repository, &source)?;
         let retention = policies.policy().retention.clone();
@@ -50,9 +122,11 @@ impl Creation<'_> {
         let previous = parents.first().and_then(SnapshotManifest::root_object).map(str::to_owned);
         eprintln!("Snapshotting {source} ...");
         let (progress, before) = (Progress::default(), interface.written());
-        let taken = self.show_progress(&progress, &interface, || {
-            self.back_up(&interface, &source, policies, parents, &progress)
-        });
+        let state = || state(&progress, &interface);
+        let taken = self
+            .session
+            .display()
+            .during(state, || self.back_up(&interface, path, &source, policies, parents, &progress));
         let mut manifest = taken.with_context(|| format!("snapshot of {} failed", path.display()))?;
         manifest.tags = self.args.tags.iter().cloned().collect();
         manifest.update_pins(self.args.pin.iter().map(String::as_str), []);
@@ -65,14 +139,14 @@ impl Creation<'_> {
         apply_retention(&interface, &source, &retention)?;
         interface.flush()?;
         if self.args.json.json {
-            println!("{}", to_json(&manifest, &manifest.id)?);
+            output::print_json(&manifest)?;
         } else {
             let (totals, written) = (progress.totals(), interface.written());
             let partial = if manifest.is_complete() { "" } else { " partial" };
             let root = manifest.root_object().unwrap_or_default();
             let seconds = started.elapsed().as_secs();
             eprintln!("Created{partial} snapshot with root {root} and ID {} in {seconds}s", manifest.id);
-            println!(
+            eprintln!(
                 "{} files ({} unchanged), {} directories, {}; {} new, {} stored",
                 totals.files,
                 totals.cached_files,
@@ -88,12 +162,13 @@ impl Creation<'_> {
     fn back_up(
         &self,
         repository: &KopiaRepository,
+        path: &Path,
         source: &SourceInfo,
         policies: PolicyTree,
         parents: Vec<SnapshotManifest>,
         progress: &Progress,
     ) -> lifeboat_uploader::Result<SnapshotManifest> {
-        let path = PathBuf::from(&source.path);
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let budget = self.session.budget().clone();
         let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_block_device());
         if is_device {
@@ -116,62 +191,30 @@ impl Creation<'_> {
             description: self.args.description.clone(),
             extras: !self.args.no_extras,
             checkpoint_interval: Some(self.args.checkpoint_interval),
-            estimate: shows_progress(),
+            estimate: self.session.display() == Display::Bar,
             fail_fast: self.args.fail_fast,
             threads: self.args.parallel,
             budget,
         };
         back_up(repository, &options, progress, &self.cancel)
     }
-
-    /// Shows the progress of `work` while it runs.
-    fn show_progress<T>(
-        &self,
-        progress: &Progress,
-        repository: &KopiaRepository,
-        work: impl FnOnce() -> T,
-    ) -> T {
-        if !shows_progress() {
-            return work();
-        }
-        std::thread::scope(|scope| {
-            let (done, ended) = mpsc::channel::<()>();
-            scope.spawn(move || {
-                while ended.recv_timeout(SHOWN_EVERY) == Err(RecvTimeoutError::Timeout) {
-                    eprint!("\r{}\u{1b}[K", progress_line(progress, repository));
-                }
-                eprint!("\r\u{1b}[K");
-            });
-            let outcome = work();
-            drop(done);
-            outcome
-        })
-    }
 }
 
-/// A line that is overwritten again and again is for people only.
-fn shows_progress() -> bool {
-    std::io::stderr().is_terminal()
-}
-
-fn progress_line(progress: &Progress, repository: &KopiaRepository) -> String {
+/// How far a backup is, in words close to Kopia's.
+fn state(progress: &Progress, repository: &KopiaRepository) -> State {
     let totals = progress.totals();
-    let mut line = format!(
-        " {} hashed ({}), {} unchanged ({}), {} uploaded",
+    let mut text = format!(
+        "hashing: {} hashed ({}), {} cached ({}), uploaded {}",
         totals.hashed_files,
         bytes(totals.hashed_bytes),
         totals.cached_files,
         bytes(totals.cached_bytes),
         bytes(repository.written().stored),
     );
-    if totals.estimated_bytes > 0 {
-        let percent = totals.bytes.saturating_mul(100) / totals.estimated_bytes.max(totals.bytes);
-        line.push_str(&format!(", {percent}% of {}", bytes(totals.estimated_bytes.max(totals.bytes))));
-    }
     if totals.errors + totals.ignored_errors > 0 {
-        line.push_str(&format!(", {} errors", totals.errors + totals.ignored_errors));
+        text.push_str(&format!(", {} errors", totals.errors + totals.ignored_errors));
     }
-    line
+    State { text, done: totals.bytes, total: totals.estimated_bytes }
 }
 
 /// The snapshot is kept, but whoever took it has to know that something is missing.

@@ -1,0 +1,63 @@
+//! `list`: the entries of a directory of a snapshot.
+
+use crate::output;
+use crate::session::Session;
+use crate::tree::Trees;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lifeboat_kopia::snapshot::DirEntry;
+
+/// What is listed, and how.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// The directory: a snapshot or object by its id, and optionally a path inside it
+    pub object: String,
+    /// Show permissions, sizes, times and object ids
+    #[arg(long, short)]
+    pub long: bool,
+    /// Show sizes for people
+    #[arg(long, requires = "long")]
+    pub human_readable: bool,
+    /// Also what is below
+    #[arg(long, short)]
+    pub recursive: bool,
+    /// Show object ids
+    #[arg(long, short = 'o')]
+    pub show_object_id: bool,
+}
+
+pub fn run(session: &Session, args: &ListArgs) -> Result<()> {
+    let trees = Trees::open(session)?;
+    let root = trees.entry(&args.object)?;
+    if !root.is_dir() {
+        bail!("{} is not a directory; `show` prints files", args.object);
+    }
+    print(&trees, args, &root, "")
+}
+
+fn print(trees: &Trees, args: &ListArgs, directory: &DirEntry, path: &str) -> Result<()> {
+    for entry in trees.children(directory)? {
+        let entry = entry.with_context(|| format!("cannot list {:?} of {}", path, args.object))?;
+        let name = String::from_utf8_lossy(entry.file_name());
+        let name = format!("{path}{name}");
+        output::line(&to_line(args, &entry, &name))?;
+        if args.recursive && entry.is_dir() {
+            print(trees, args, &entry, &format!("{name}/"))?;
+        }
+    }
+    Ok(())
+}
+
+fn to_line(args: &ListArgs, entry: &DirEntry, name: &str) -> String {
+    let slash = if entry.is_dir() && args.long { "/" } else { "" };
+    if args.long {
+        let size = entry.summary.as_ref().map_or(entry.size, |summary| summary.size.unsigned_abs());
+        let size = if args.human_readable { output::bytes(size) } else { size.to_string() };
+        let time = output::time(entry.mtime);
+        return format!("{} {size:>12} {time} {:<34} {name}{slash}", output::mode(entry), entry.object);
+    }
+    match args.show_object_id {
+        true => format!("{:<34} {name}", entry.object),
+        false => name.to_owned(),
+    }
+}

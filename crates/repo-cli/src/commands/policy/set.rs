@@ -1,0 +1,356 @@
+//! The flags of `policy set`, and what each of them changes.
+
+use crate::commands::parse_duration;
+use anyhow::{Result, bail};
+use clap::Args;
+use lifeboat_kopia::policy::{Policy, TimeOfDay};
+use lifeboat_primitives::compress::Compressor;
+use lifeboat_primitives::splitter::SplitterAlgorithm;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A value for a setting, or that it is inherited from the policy above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting<T> {
+    /// Take the one above.
+    Inherit,
+    /// This one.
+    To(T),
+}
+
+impl<T: FromStr> FromStr for Setting<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "inherit" | "default" => Ok(Setting::Inherit),
+            _ => text
+                .parse()
+                .map(Setting::To)
+                .map_err(|_| format!("{text:?} is neither a value nor `inherit`")),
+        }
+    }
+}
+
+impl<T> Setting<T> {
+    fn into_option(self) -> Option<T> {
+        match self {
+            Setting::Inherit => None,
+            Setting::To(value) => Some(value),
+        }
+    }
+}
+
+fn set<T, U: From<T>>(place: &mut Option<U>, setting: &Option<Setting<T>>)
+where
+    T: Copy,
+{
+    if let Some(setting) = setting {
+        *place = setting.into_option().map(U::from);
+    }
+}
+
+/// What is changed. Numbers and yes-or-no settings also take `inherit`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// How many of the latest snapshots are kept
+    #[arg(long, value_name = "N")]
+    pub keep_latest: Option<Setting<u32>>,
+    /// Of how many hours the last snapshot is kept
+    #[arg(long, value_name = "N")]
+    pub keep_hourly: Option<Setting<u32>>,
+    /// Of how many days the last snapshot is kept
+    #[arg(long, value_name = "N")]
+    pub keep_daily: Option<Setting<u32>>,
+    /// Of how many weeks the last snapshot is kept
+    #[arg(long, value_name = "N")]
+    pub keep_weekly: Option<Setting<u32>>,
+    /// Of how many months the last snapshot is kept
+    #[arg(long, value_name = "N")]
+    pub keep_monthly: Option<Setting<u32>>,
+    /// Of how many years the last snapshot is kept
+    #[arg(long, value_name = "N")]
+    pub keep_annual: Option<Setting<u32>>,
+    /// Whether a snapshot that equals the one before is not saved
+    #[arg(long, value_name = "BOOL")]
+    pub ignore_identical_snapshots: Option<Setting<bool>>,
+
+    /// Compress files like this (`none` not to)
+    #[arg(long, value_name = "ALGO")]
+    pub compression: Option<String>,
+    /// Compress only files of at least so many bytes
+    #[arg(long, value_name = "BYTES")]
+    pub compression_min_size: Option<i64>,
+    /// Compress only files of at most so many bytes
+    #[arg(long, value_name = "BYTES")]
+    pub compression_max_size: Option<i64>,
+    /// Compress only files with these extensions, and those before
+    #[arg(long, value_name = "EXT")]
+    pub add_only_compress: Vec<String>,
+    /// Take extensions off that list
+    #[arg(long, value_name = "EXT")]
+    pub remove_only_compress: Vec<String>,
+    /// Empty that list
+    #[arg(long)]
+    pub clear_only_compress: bool,
+    /// Never compress files with these extensions, and those before
+    #[arg(long, value_name = "EXT")]
+    pub add_never_compress: Vec<String>,
+    /// Take extensions off that list
+    #[arg(long, value_name = "EXT")]
+    pub remove_never_compress: Vec<String>,
+    /// Empty that list
+    #[arg(long)]
+    pub clear_never_compress: bool,
+    /// Compress directories like this
+    #[arg(long, value_name = "ALGO")]
+    pub metadata_compression: Option<String>,
+    /// Cut files like this (`inherit` for the repository's way)
+    #[arg(long, value_name = "ALGO")]
+    pub splitter: Option<String>,
+
+    /// Leave these out: rules as in `.gitignore`
+    #[arg(long, value_name = "PATTERN")]
+    pub add_ignore: Vec<String>,
+    /// Take rules off that list
+    #[arg(long, value_name = "PATTERN")]
+    pub remove_ignore: Vec<String>,
+    /// Empty that list
+    #[arg(long)]
+    pub clear_ignore: bool,
+    /// Read rules from files of these names
+    #[arg(long, value_name = "NAME")]
+    pub add_dot_ignore: Vec<String>,
+    /// Take names off that list
+    #[arg(long, value_name = "NAME")]
+    pub remove_dot_ignore: Vec<String>,
+    /// Empty that list
+    #[arg(long)]
+    pub clear_dot_ignore: bool,
+    /// Leave out files of more than so many bytes (0 for none)
+    #[arg(long, value_name = "BYTES")]
+    pub max_file_size: Option<i64>,
+    /// Whether other file systems that are mounted below are left out
+    #[arg(long, value_name = "BOOL")]
+    pub one_file_system: Option<Setting<bool>>,
+    /// Whether directories with a `CACHEDIR.TAG` are left out
+    #[arg(long, value_name = "BOOL")]
+    pub ignore_cache_dirs: Option<Setting<bool>>,
+
+    /// Whether files that cannot be read fail no snapshot
+    #[arg(long, value_name = "BOOL")]
+    pub ignore_file_errors: Option<Setting<bool>>,
+    /// Whether directories that cannot be read fail no snapshot
+    #[arg(long, value_name = "BOOL")]
+    pub ignore_dir_errors: Option<Setting<bool>>,
+    /// Whether entries of an unknown type fail no snapshot
+    #[arg(long, value_name = "BOOL")]
+    pub ignore_unknown_types: Option<Setting<bool>>,
+
+    /// Take a snapshot this often; for programs that follow schedules
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub snapshot_interval: Option<Duration>,
+    /// Take snapshots at these times of day (HH:MM,HH:MM), or `inherit`
+    #[arg(long, value_name = "TIMES")]
+    pub snapshot_time: Option<String>,
+    /// Take snapshots by these cron expressions, with semicolons between them, or `inherit`
+    #[arg(long, value_name = "CRON")]
+    pub snapshot_time_crontab: Option<String>,
+    /// Whether a snapshot that was missed is made up for
+    #[arg(long, value_name = "BOOL")]
+    pub run_missed: Option<Setting<bool>>,
+    /// Take snapshots only when asked to
+    #[arg(long)]
+    pub manual: bool,
+
+    /// How many files are read at once
+    #[arg(long, value_name = "N")]
+    pub max_parallel_file_reads: Option<Setting<u32>>,
+    /// How many snapshots are taken at once; for programs that take several
+    #[arg(long, value_name = "N")]
+    pub max_parallel_snapshots: Option<Setting<u32>>,
+    /// From how many MiB on a file is stored in parts
+    #[arg(long, value_name = "MIB")]
+    pub parallel_upload_above_size_mib: Option<Setting<u32>>,
+    /// Whether nothing is inherited from policies above
+    #[arg(long, value_name = "BOOL")]
+    pub no_parent: Option<bool>,
+}
+
+impl SetArgs {
+    /// Changes the policy.
+    pub fn apply(&self, policy: &mut Policy) -> Result<()> {
+        self.apply_retention(policy);
+        self.apply_compression(policy)?;
+        self.apply_files(policy);
+        self.apply_schedule(policy)?;
+        set(&mut policy.error_handling.ignore_file_errors, &self.ignore_file_errors);
+        set(&mut policy.error_handling.ignore_directory_errors, &self.ignore_dir_errors);
+        set(&mut policy.error_handling.ignore_unknown_types, &self.ignore_unknown_types);
+        set(&mut policy.upload.max_parallel_file_reads, &self.max_parallel_file_reads);
+        set(&mut policy.upload.max_parallel_snapshots, &self.max_parallel_snapshots);
+        if let Some(setting) = self.parallel_upload_above_size_mib {
+            policy.upload.parallel_upload_above_size = setting.into_option().map(|mib| i64::from(mib) << 20);
+        }
+        policy.no_parent = self.no_parent.unwrap_or(policy.no_parent);
+        Ok(())
+    }
+
+    fn apply_retention(&self, policy: &mut Policy) {
+        let retention = &mut policy.retention;
+        set(&mut retention.keep_latest, &self.keep_latest);
+        set(&mut retention.keep_hourly, &self.keep_hourly);
+        set(&mut retention.keep_daily, &self.keep_daily);
+        set(&mut retention.keep_weekly, &self.keep_weekly);
+        set(&mut retention.keep_monthly, &self.keep_monthly);
+        set(&mut retention.keep_annual, &self.keep_annual);
+        set(&mut retention.ignore_identical_snapshots, &self.ignore_identical_snapshots);
+    }
+
+    fn apply_compression(&self, policy: &mut Policy) -> Result<()> {
+        let places = [
+            (&self.compression, &mut policy.compression.compressor),
+            (&self.metadata_compression, &mut policy.metadata_compression.compressor),
+        ];
+        for (name, place) in places {
+            match name.as_deref() {
+                None => {}
+                Some("inherit") => place.clear(),
+                Some(name) => {
+                    if name != "none" {
+                        Compressor::from_name(name)?;
+                    }
+                    name.clone_into(place);
+                }
+            }
+        }
+        let compression = &mut policy.compression;
+        compression.min_size = self.compression_min_size.unwrap_or(compression.min_size);
+        compression.max_size = self.compression_max_size.unwrap_or(compression.max_size);
+        edit(
+            &mut compression.only_compress,
+            self.clear_only_compress,
+            &self.add_only_compress,
+            &self.remove_only_compress,
+        );
+        edit(
+            &mut compression.never_compress,
+            self.clear_never_compress,
+            &self.add_never_compress,
+            &self.remove_never_compress,
+        );
+        match self.splitter.as_deref() {
+            None => {}
+            Some("inherit") => policy.splitter.algorithm.clear(),
+            Some(name) => {
+                SplitterAlgorithm::from_name(name)?;
+                name.clone_into(&mut policy.splitter.algorithm);
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_files(&self, policy: &mut Policy) {
+        let files = &mut policy.files;
+        edit(&mut files.ignore, self.clear_ignore, &self.add_ignore, &self.remove_ignore);
+        edit(
+            &mut files.ignore_dot_files,
+            self.clear_dot_ignore,
+            &self.add_dot_ignore,
+            &self.remove_dot_ignore,
+        );
+        files.max_file_size = self.max_file_size.unwrap_or(files.max_file_size);
+        set(&mut files.one_file_system, &self.one_file_system);
+        set(&mut files.ignore_cache_dirs, &self.ignore_cache_dirs);
+    }
+
+    fn apply_schedule(&self, policy: &mut Policy) -> Result<()> {
+        let schedule = &mut policy.scheduling;
+        if let Some(interval) = self.snapshot_interval {
+            schedule.interval_seconds = i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
+        }
+        match self.snapshot_time.as_deref() {
+            None => {}
+            Some("inherit") => schedule.times_of_day.clear(),
+            Some(times) => schedule.times_of_day = times.split(',').map(parse_time).collect::<Result<_>>()?,
+        }
+        match self.snapshot_time_crontab.as_deref() {
+            None => {}
+            Some("inherit") => schedule.cron.clear(),
+            Some(lines) => schedule.cron = lines.split(';').map(|line| line.trim().to_owned()).collect(),
+        }
+        set(&mut schedule.run_missed, &self.run_missed);
+        schedule.manual |= self.manual;
+        Ok(())
+    }
+}
+
+fn parse_time(text: &str) -> Result<TimeOfDay> {
+    let parts = text.trim().split_once(':').map(|(hour, minute)| (hour.parse(), minute.parse()));
+    match parts {
+        Some((Ok(hour @ 0..24), Ok(minute @ 0..60))) => {
+            Ok(TimeOfDay { hour, minute, ..TimeOfDay::default() })
+        }
+        _ => bail!("{text:?} is not a time of day such as 18:30"),
+    }
+}
+
+/// Changes a list: each value is in it once, in order.
+fn edit(list: &mut Vec<String>, clear: bool, add: &[String], remove: &[String]) {
+    if clear {
+        list.clear();
+    }
+    list.extend(add.iter().cloned());
+    list.retain(|value| !remove.contains(value));
+    if !add.is_empty() {
+        list.sort();
+        list.dedup();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        set: SetArgs,
+    }
+
+    fn applied(words: &[&str], policy: &Policy) -> Result<Policy> {
+        let mut changed = policy.clone();
+        Line::try_parse_from(std::iter::once("set").chain(words.iter().copied()))?.set.apply(&mut changed)?;
+        Ok(changed)
+    }
+
+    #[test]
+    fn numbers_are_set_and_inherited_again() {
+        let set = applied(&["--keep-latest=5", "--keep-daily=0"], &Policy::default()).unwrap();
+        assert_eq!((set.retention.keep_latest, set.retention.keep_daily), (Some(5), Some(0)));
+        let inherited = applied(&["--keep-latest=inherit"], &set).unwrap();
+        assert_eq!((inherited.retention.keep_latest, inherited.retention.keep_daily), (None, Some(0)));
+        assert!(applied(&["--keep-latest=many"], &set).is_err());
+    }
+
+    #[test]
+    fn lists_grow_and_shrink() {
+        let set = applied(&["--add-ignore=*.o", "--add-ignore=*.a"], &Policy::default()).unwrap();
+        assert_eq!(set.files.ignore, ["*.a", "*.o"]);
+        let fewer = applied(&["--remove-ignore=*.o"], &set).unwrap();
+        assert_eq!(fewer.files.ignore, ["*.a"]);
+        assert!(applied(&["--clear-ignore"], &set).unwrap().files.ignore.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_understands_is_refused() {
+        for wrong in ["--compression=zip", "--splitter=none", "--snapshot-time=25:00", "--snapshot-time=noon"]
+        {
+            assert!(applied(&[wrong], &Policy::default()).is_err(), "{wrong}");
+        }
+        let times = applied(&["--snapshot-time=06:00,18:30"], &Policy::default()).unwrap();
+        assert_eq!(times.scheduling.times_of_day.len(), 2);
+    }
+}

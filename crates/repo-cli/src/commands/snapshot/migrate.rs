@@ -1,0 +1,205 @@
+//! `snapshot migrate`: snapshots of another repository, written into this one.
+
+use crate::commands::policy;
+use crate::output::{self, bytes};
+use crate::session::Session;
+use crate::tree::Trees;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lifeboat_index::Prefix;
+use lifeboat_kopia::connection::{Connection, load_password};
+use lifeboat_kopia::object::WriterOptions;
+use lifeboat_kopia::policy::{PolicySet, save};
+use lifeboat_kopia::repo::{Access, Repository};
+use lifeboat_kopia::snapshot::{self, DirEntry, DirWriter, SnapshotManifest, SourceInfo, SummaryBuilder};
+use lifeboat_primitives::compress::Compressor;
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// How much of a file is in memory at once.
+const BUFFER: usize = 1 << 20;
+
+/// What is taken over, and from where.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    /// The connection file of the other repository. Its password is the one stored beside it, or that of this one
+    #[arg(long, value_name = "FILE")]
+    pub source_config: PathBuf,
+    /// The sources whose snapshots are taken over, as user@host:/path
+    #[arg(long, value_name = "SOURCE", required_unless_present = "all")]
+    pub sources: Vec<String>,
+    /// All sources
+    #[arg(long)]
+    pub all: bool,
+    /// Only the latest snapshot of each source
+    #[arg(long)]
+    pub latest_only: bool,
+    /// Not the policies
+    #[arg(long)]
+    pub no_policies: bool,
+    /// Replace policies that are there
+    #[arg(long)]
+    pub overwrite_policies: bool,
+}
+
+pub fn run(session: &Session, args: &MigrateArgs) -> Result<()> {
+    let connection = Connection::load(&args.source_config)?;
+    let mut options = session.open_options(&connection, false)?;
+    options.access = Access::ReadOnly;
+    if let Some(password) = load_password(&args.source_config)? {
+        options.password = password;
+    }
+    let from = session.wait(Repository::open(options)).context("cannot open the other repository")?;
+    let from = Trees::of(session, from)?;
+    let to = Trees::of(session, session.open()?)?;
+    let wanted: Vec<SourceInfo> = args
+        .sources
+        .iter()
+        .map(|text| SourceInfo::parse(text).with_context(|| format!("{text:?} is not user@host:/path")))
+        .collect::<Result<_>>()?;
+    if !args.no_policies {
+        migrate_policies(session, &from, &to, &wanted, args)?;
+    }
+    let mut latest: HashMap<String, usize> = HashMap::new();
+    for (at, snapshot) in from.snapshots().iter().enumerate().filter(|(_, s)| s.is_complete()) {
+        latest.insert(snapshot.source.to_string(), at);
+    }
+    for (at, snapshot) in from.snapshots().iter().enumerate() {
+        let is_wanted = args.all || wanted.contains(&snapshot.source);
+        let is_latest = latest.get(&snapshot.source.to_string()) == Some(&at);
+        if is_wanted && snapshot.is_complete() && (!args.latest_only || is_latest) {
+            migrate(session, &from, &to, snapshot)?;
+        }
+    }
+    Ok(session.wait(to.repository.close())?)
+}
+
+fn migrate_policies(
+    session: &Session,
+    from: &Trees,
+    to: &Trees,
+    wanted: &[SourceInfo],
+    args: &MigrateArgs,
+) -> Result<()> {
+    let theirs = session.wait(PolicySet::load(from.repository.manifests()))?;
+    let ours = session.wait(PolicySet::load(to.repository.manifests()))?;
+    for policy in theirs.defined.iter().filter(|policy| args.all || wanted.contains(&policy.target)) {
+        if ours.defined_for(&policy.target).is_some() && !args.overwrite_policies {
+            eprintln!("The policy for {} is there already.", policy.target);
+            continue;
+        }
+        session.wait(save(to.repository.manifests(), &policy.target, &policy.policy))?;
+        eprintln!("Policy set for {}.", policy.target);
+    }
+    Ok(())
+}
+
+fn migrate(session: &Session, from: &Trees, to: &Trees, old: &SnapshotManifest) -> Result<()> {
+    let is_same =
+        |other: &&SnapshotManifest| other.source == old.source && other.start_time == old.start_time;
+    let time = output::time(old.start_time);
+    if to.snapshots().iter().any(|other| is_same(&other)) {
+        eprintln!("The snapshot of {} at {time} is there already.", old.source);
+        return Ok(());
+    }
+    let policies = policy::tree(session, &to.repository, &old.source)?;
+    let compressor = |name: &str| match name {
+        "" | "none" => Ok(None),
+        _ => Compressor::from_name(name).map(Some),
+    };
+    let mut copy = Copy {
+        from,
+        to,
+        files: compressor(&policies.policy().compression.compressor)?,
+        directories: compressor(&policies.policy().metadata_compression.compressor)?,
+        bytes: 0,
+        known: HashMap::new(),
+    };
+    let root = old.root_entry.as_ref().context("the snapshot has no root")?;
+    let root =
+        copy.entry(root).with_context(|| format!("cannot copy the snapshot of {} at {time}", old.source))?;
+    let mut new = SnapshotManifest { root_entry: Some(root), ..old.clone() };
+    session.wait(snapshot::save(to.repository.manifests(), &mut new))?;
+    session.wait(to.repository.flush())?;
+    println!("Migrated the snapshot of {} at {time}, {}", old.source, bytes(copy.bytes));
+    Ok(())
+}
+
+/// Copies the tree of one snapshot.
+struct Copy<'a> {
+    from: &'a Trees,
+    to: &'a Trees,
+    files: Option<Compressor>,
+    directories: Option<Compressor>,
+    bytes: u64,
+    /// Directories that were copied before.
+    known: HashMap<String, DirEntry>,
+}
+
+impl Copy<'_> {
+    fn entry(&mut self, entry: &DirEntry) -> Result<DirEntry> {
+        let object = match entry.is_dir() {
+            true => return self.directory(entry),
+            false => self.file(entry).with_context(|| format!("cannot copy {:?}", entry.name))?,
+        };
+        Ok(DirEntry { object, ..entry.clone() })
+    }
+
+    fn file(&mut self, entry: &DirEntry) -> Result<String> {
+        let options = WriterOptions {
+            prefix: Prefix::NONE,
+            compression: self.files,
+            metadata_compression: self.directories,
+            splitter: None,
+        };
+        let mut writer = self.to.repository.objects().writer(options);
+        let mut reader = self.from.read(entry)?;
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            match reader.read(&mut buffer)? {
+                0 => break,
+                read => {
+                    writer.write(&buffer[..read])?;
+                    self.bytes += read as u64;
+                }
+            }
+        }
+        if writer.len() != entry.size {
+            bail!("{} bytes were read where there should be {}", writer.len(), entry.size);
+        }
+        Ok(writer.finish()?.to_string())
+    }
+
+    fn directory(&mut self, directory: &DirEntry) -> Result<DirEntry> {
+        if let Some(known) = self.known.get(&directory.object) {
+            return Ok(DirEntry { object: known.object.clone(), ..directory.clone() });
+        }
+        let options = WriterOptions {
+            prefix: Prefix::DIRECTORY,
+            compression: self.directories,
+            metadata_compression: self.directories,
+            splitter: None,
+        };
+        let mut object = self.to.repository.objects().writer(options);
+        let (mut listing, mut summary) = (DirWriter::new(), SummaryBuilder::default());
+        for entry in self.from.children(directory)? {
+            let entry = self.entry(&entry?)?;
+            summary.add(&entry);
+            listing.push(&entry)?;
+            if listing.buffered() >= BUFFER {
+                object.write(&listing.take())?;
+            }
+        }
+        // What failed when the snapshot was taken is in its own summary alone.
+        let summary = match &directory.summary {
+            Some(summary) => summary.clone(),
+            None => summary.build(directory.mtime, ""),
+        };
+        object.write(&listing.finish(&summary)?)?;
+        let object = object.finish()?.to_string();
+        let copied = DirEntry { object, ..directory.clone() };
+        self.known.insert(directory.object.clone(), copied.clone());
+        Ok(copied)
+    }
+}

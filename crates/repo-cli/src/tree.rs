@@ -1,0 +1,157 @@
+//! Finding one's way in snapshots: from what people type to an entry, and from a directory to what is in it.
+
+use crate::session::Session;
+use anyhow::{Context, Result, bail};
+use lifeboat_kopia::object::ObjectId;
+use lifeboat_kopia::repo::Repository;
+use lifeboat_kopia::snapshot::{
+    DIRECTORY_PREFIX, DirEntries, DirEntry, EntryType, GoMode, SnapshotList, SnapshotManifest,
+};
+use lifeboat_repository::kopia::KopiaRepository;
+use lifeboat_repository::{Id, ObjectReader, Repository as _};
+use std::path::Path;
+
+/// The trees of an open repository.
+pub struct Trees {
+    /// The repository.
+    pub repository: Repository,
+    /// Its objects and manifests as the uploader sees them.
+    pub interface: KopiaRepository,
+    list: SnapshotList,
+    /// `user@host` of this connection, for paths without.
+    identity: (String, String),
+}
+
+impl Trees {
+    /// Opens the repository for reading.
+    pub fn open(session: &Session) -> Result<Trees> {
+        let repository = session.open_for_reading()?;
+        Trees::of(session, repository)
+    }
+
+    /// The trees of a repository that is open already.
+    pub fn of(session: &Session, repository: Repository) -> Result<Trees> {
+        let list = session.wait(repository.snapshots())?;
+        let identity = repository.identity();
+        let identity = (identity.username.clone(), identity.hostname.clone());
+        Ok(Trees { interface: KopiaRepository::new(repository.clone()), repository, list, identity })
+    }
+
+    /// All snapshots that are understood, the oldest first.
+    pub fn snapshots(&self) -> &[SnapshotManifest] {
+        &self.list.snapshots
+    }
+
+    /// The snapshots with this id or this root object: usually one.
+    pub fn snapshots_called(&self, id: &str) -> Result<Vec<SnapshotManifest>> {
+        if let Some(damaged) = self.list.damaged.iter().find(|damaged| damaged.id.as_str() == id) {
+            bail!("snapshot {id} cannot be used: {}", damaged.error);
+        }
+        let is_called = |s: &&SnapshotManifest| s.id.as_str() == id || s.root_object() == Some(id);
+        let found: Vec<_> = self.snapshots().iter().filter(is_called).cloned().collect();
+        if found.is_empty() {
+            bail!(
+                "there is no snapshot {id}; `lifeboat-repo snapshot list --all --manifest-id` shows their ids"
+            );
+        }
+        Ok(found)
+    }
+
+    /// The entry that `text` names: a snapshot, a directory or an object by its id, or a path inside it
+    /// (`id/some/path`); or a path of this machine, which stands for its latest snapshot.
+    pub fn entry(&self, text: &str) -> Result<DirEntry> {
+        let (id, path) = text.split_once('/').unwrap_or((text, ""));
+        let Some(mut entry) = self.root(id)? else { return self.latest(text) };
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            entry = self
+                .child(&entry, name)
+                .with_context(|| format!("cannot look up {path:?} in {id}"))?
+                .with_context(|| format!("there is no {path:?} in {id}: {name:?} is missing"))?;
+        }
+        Ok(entry)
+    }
+
+    fn root(&self, id: &str) -> Result<Option<DirEntry>> {
+        if let Ok(found) = self.snapshots_called(id) {
+            let latest = found.into_iter().next_back().and_then(|snapshot| snapshot.root_entry);
+            return latest.with_context(|| format!("snapshot {id} has no root")).map(Some);
+        }
+        if self.list.damaged.iter().any(|damaged| damaged.id.as_str() == id) {
+            self.snapshots_called(id)?;
+        }
+        let Ok(object) = id.parse::<ObjectId>() else { return Ok(None) };
+        // A manifest id looks like the id of a content, too: only what the index knows is an object.
+        if self.repository.contents().lookup(&object.content())?.is_none() {
+            return Ok(None);
+        }
+        let is_dir = object.content().prefix().byte() == DIRECTORY_PREFIX as u8;
+        let (entry_type, mode) = match is_dir || id.starts_with("Ik") {
+            true => (EntryType::Directory, 0o700),
+            false => (EntryType::File, 0o600),
+        };
+        let mode = GoMode::from_unix(mode);
+        Ok(Some(DirEntry { object: id.to_owned(), entry_type, mode, ..DirEntry::default() }))
+    }
+
+    /// The entry of a path of this machine in the latest complete snapshot that has it.
+    fn latest(&self, text: &str) -> Result<DirEntry> {
+        let unknown = || {
+            format!(
+                "there is no snapshot or object {text}; `lifeboat-repo snapshot list --all --manifest-id` shows ids"
+            )
+        };
+        let path = std::path::absolute(text).with_context(unknown)?;
+        let (user, host) = (&self.identity.0, &self.identity.1);
+        let own =
+            |s: &&SnapshotManifest| s.source.user_name == *user && s.source.host == *host && s.is_complete();
+        let above = |s: &SnapshotManifest| path.strip_prefix(Path::new(&s.source.path)).is_ok();
+        for snapshot in self.snapshots().iter().rev().filter(own).filter(|s| above(s)) {
+            let Some(root) = snapshot.root_entry.clone() else { continue };
+            let below = path.strip_prefix(&snapshot.source.path).unwrap_or(Path::new(""));
+            if let Some(entry) = self.descend(root, below)? {
+                return Ok(entry);
+            }
+        }
+        bail!(unknown())
+    }
+
+    fn descend(&self, root: DirEntry, path: &Path) -> Result<Option<DirEntry>> {
+        let mut entry = root;
+        for name in path.components() {
+            match self.child(&entry, &name.as_os_str().to_string_lossy())? {
+                Some(child) => entry = child,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(entry))
+    }
+
+    /// The entry of a path below `root`, if there is one.
+    pub fn below(&self, root: &DirEntry, path: &Path) -> Result<Option<DirEntry>> {
+        self.descend(root.clone(), path)
+    }
+
+    /// The entries of a directory as they come.
+    pub fn children(&self, directory: &DirEntry) -> Result<DirEntries<Box<dyn ObjectReader>>> {
+        Ok(DirEntries::new(directory.object.clone(), self.read(directory)?))
+    }
+
+    /// The bytes of an entry.
+    pub fn read(&self, entry: &DirEntry) -> Result<Box<dyn ObjectReader>> {
+        let id = Id::new(entry.object.clone());
+        self.interface.open_object(&id).with_context(|| format!("unable to open object: {}", entry.object))
+    }
+
+    fn child(&self, directory: &DirEntry, name: &str) -> Result<Option<DirEntry>> {
+        if !directory.is_dir() {
+            return Ok(None);
+        }
+        for entry in self.children(directory)? {
+            let entry = entry?;
+            if entry.file_name() == name.as_bytes() {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+}
