@@ -12,11 +12,13 @@ pub fn describe(storage: &Storage) -> Result<(StorageInfo, String)> {
             let path =
                 std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
             let path = path.to_str().context("the path of the repository is not valid UTF-8")?;
-            let mut config =
-                object([("path", json!(path)), ("fileMode", json!(0o600)), ("dirMode", json!(0o700))]);
-            if *flat {
-                config.insert("dirShards".to_owned(), json!([]));
-            }
+            let shards = if *flat { json!([]) } else { Value::Null };
+            let config = object([
+                ("path", json!(path)),
+                ("fileMode", json!(0o600)),
+                ("dirMode", json!(0o700)),
+                ("dirShards", shards),
+            ]);
             ("filesystem", config, format!("Repository in Filesystem: {path}"))
         }
         Storage::S3(s3) => ("s3", s3_config(s3)?, format!("Repository in S3: {} {}", s3.endpoint, s3.bucket)),

@@ -47,6 +47,14 @@ pub const TOOLS: &[Tool] = &[
         group: Group::Peers,
         recipe: Recipe::Npm { folder: "azurite", command: "azurite-blob" },
     },
+    Tool {
+        name: "fio",
+        version: "of the Debian release",
+        group: Group::Peers,
+        recipe: Recipe::Debian { packages: &["fio"], program: "/usr/bin/fio" },
+    },
+    kopia_suite("kopia-suite-runner", Group::Peers, "github.com/kopia/kopia/tests/tools/kopiarunner"),
+    kopia_suite("kopia-suite-recovery", Group::Peers, "github.com/kopia/kopia/tests/recovery/recovery_test"),
     // Further releases and suites of peers.
     kopia("kopia-0.21.1", "0.21.1", Group::Long, "kopia-0.21.1", &[(KOPIA_VERSION, "0.21.1")]),
     kopia("kopia-0.19.0", "0.19.0", Group::Long, "kopia-0.19.0", &[(KOPIA_VERSION, "0.19.0")]),
@@ -67,15 +75,11 @@ pub const TOOLS: &[Tool] = &[
         group: Group::Long,
         recipe: Recipe::Cargo { package: "rustic-rs", profile: "release" },
     },
-    Tool {
-        name: "fio",
-        version: "of the Debian release",
-        group: Group::Long,
-        recipe: Recipe::Debian { packages: &["fio"], program: "/usr/bin/fio" },
-    },
-    kopia_suite("kopia-suite-runner", "github.com/kopia/kopia/tests/tools/kopiarunner"),
-    kopia_suite("kopia-suite-robustness", "github.com/kopia/kopia/tests/robustness/robustness_test"),
-    kopia_suite("kopia-suite-recovery", "github.com/kopia/kopia/tests/recovery/recovery_test"),
+    kopia_suite(
+        "kopia-suite-robustness",
+        Group::Long,
+        "github.com/kopia/kopia/tests/robustness/robustness_test",
+    ),
     // The cluster.
     kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
@@ -179,8 +183,8 @@ const fn debian(name: &'static str, packages: &'static [&'static str], program: 
 const KOPIA_VERSION: &str = "github.com/kopia/kopia/repo.BuildVersion";
 
 /// One of kopia's own test suites, which run any program that behaves like kopia (`KOPIA_EXE`).
-const fn kopia_suite(name: &'static str, package: &'static str) -> Tool {
-    Tool { name, version: "0.22.3", group: Group::Long, recipe: Recipe::GoTest { module: "kopia", package } }
+const fn kopia_suite(name: &'static str, group: Group, package: &'static str) -> Tool {
+    Tool { name, version: "0.22.3", group, recipe: Recipe::GoTest { module: "kopia", package } }
 }
 
 /// A release of kopia's command line.

@@ -101,7 +101,12 @@ fn list(session: &Session, args: &ListArgs) -> Result<()> {
     match args.json.json {
         true => output::print_json_list(chosen.map(|blob| Ok(to_json(&blob)))),
         false => chosen.try_for_each(|blob| {
-            output::line(&format!("{:<70} {:>10} {}", blob.id, blob.size, output::time(blob.modified)))
+            output::line(&format!(
+                "{:<70} {:>10} {}",
+                blob.id.as_str(),
+                blob.size,
+                output::time(blob.modified)
+            ))
         }),
     }
 }

@@ -108,7 +108,7 @@ fn list(blobs: &[BlobMetadata], summary: bool, json: bool) -> Result<()> {
         }));
     }
     for blob in blobs {
-        output::line(&format!("{:<60} {:>10} {}", blob.id, blob.size, output::time(blob.modified)))?;
+        output::line(&format!("{:<60} {:>10} {}", blob.id.as_str(), blob.size, output::time(blob.modified)))?;
     }
     match summary {
         true => output::line(&format!("total {} indexes", blobs.len())),

@@ -8,8 +8,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use lifeboat_kopia::snapshot::DirEntry;
 use lifeboat_repository::kopia::KopiaRepository;
+use lifeboat_repository::{Id, Repository as _};
 use lifeboat_uploader::{
-    BlockRestoreOptions, Cancel, Error, Existing, PathFilter, Progress, RestoreOptions, RestoreReport,
+    BlockRestoreOptions, Cancel, Error, Existing, PathFilter, Progress, RestoreFailure, RestoreOptions,
+    RestoreReport,
 };
 use std::path::PathBuf;
 
@@ -209,20 +211,24 @@ fn state(progress: &Progress, total: u64) -> State {
     State { text, done: totals.bytes, total }
 }
 
-/// Names what could not be restored, and the object of each: `snapshot fix remove-files` takes it out of snapshots.
+/// Names what could not be restored; where its data is lost, also its object: `snapshot fix remove-files` takes that
+/// out of snapshots.
 fn print_failures(trees: &Trees, root: &DirEntry, report: &RestoreReport) {
-    for failure in report.failures.iter().take(SHOWN) {
-        match trees.below(root, &failure.path) {
-            Ok(Some(entry)) => eprintln!(
-                "not restored: {:?}: unable to open object: {}: {}",
-                failure.path, entry.object, failure.error
-            ),
-            _ => eprintln!("not restored: {:?}: {}", failure.path, failure.error),
+    for RestoreFailure { path, error } in report.failures.iter().take(SHOWN) {
+        match trees.below(root, path) {
+            Ok(Some(DirEntry { object, .. })) if is_lost(trees, &object) => {
+                eprintln!("not restored: {path:?}: unable to open object: {object}: {error}");
+            }
+            _ => eprintln!("not restored: {path:?}: {error}"),
         }
     }
     if report.failed > SHOWN as u64 {
         eprintln!("… and {} more", report.failed - SHOWN as u64);
     }
+}
+
+fn is_lost(trees: &Trees, object: &str) -> bool {
+    trees.interface.is_whole(&Id::new(object)).is_ok_and(|is_whole| !is_whole)
 }
 
 fn print(report: &RestoreReport, verified: bool) {

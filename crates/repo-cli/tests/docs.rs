@@ -1,0 +1,105 @@
+//! The pages for users: every block of commands in them is run, each page in a shell of its own.
+#![allow(clippy::unwrap_used)]
+
+use anyhow::Result;
+use lifeboat_testkit::process;
+use lifeboat_testkit::servers::Minio;
+use lifeboat_testkit::workspace_root;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The commands of a page, from top to bottom.
+fn commands(page: &str) -> String {
+    let text = std::fs::read_to_string(workspace_root().join("docs/repo").join(page)).unwrap();
+    let mut script = String::from("set -eu\n");
+    let mut inside = false;
+    for line in text.lines() {
+        match line.trim() {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            command if inside => script.push_str(&format!("{command}\n")),
+            _ => {}
+        }
+    }
+    script
+}
+
+fn run(page: &str, folder: &Path, variables: &[(&str, String)]) -> Result<String> {
+    let program = Path::new(env!("CARGO_BIN_EXE_lifeboat-repo"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Command::new("sh");
+    shell
+        .current_dir(folder)
+        .args(["-c", &commands(page)])
+        .env_clear()
+        .env("HOME", folder)
+        .env("PATH", format!("{}:{path}", program.parent().unwrap().display()))
+        .envs(variables.iter().map(|(name, value)| (*name, value.as_str())));
+    let output = process::run_ok(shell, LIMIT)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn every_page_is_run() {
+    let run_here = ["coming-from.md", "commands.md", "memory.md", "quick-start.md", "recovery.md", "s3.md"]
+        .map(str::to_owned);
+    let pages = std::fs::read_dir(workspace_root().join("docs/repo")).unwrap();
+    let mut pages: Vec<String> =
+        pages.map(|page| page.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    pages.sort();
+    assert_eq!(pages, run_here);
+}
+
+#[test]
+fn the_quick_start_works_as_written() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let out = run("quick-start.md", folder.path(), &[])?;
+    assert!(out.contains("do not lose me"), "{out}");
+    Ok(())
+}
+
+#[test]
+fn every_command_has_an_example_that_works() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let out = run("commands.md", folder.path(), &[])?;
+    assert!(out.contains("All checks passed") && out.contains("archive@elsewhere"), "{out}");
+    Ok(())
+}
+
+#[test]
+fn the_ways_from_other_programs_work_as_written() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    run("coming-from.md", folder.path(), &[])?;
+    Ok(())
+}
+
+#[test]
+fn memory_and_recovery_work_as_written() -> Result<()> {
+    for page in ["memory.md", "recovery.md"] {
+        let folder = tempfile::tempdir()?;
+        run(page, folder.path(), &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn buckets_work_as_written() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Minio::start()?;
+    server.create_bucket("docs")?;
+    let endpoint = server.endpoint();
+    let endpoint = endpoint.trim_start_matches("http://").to_owned();
+    let variables = [
+        ("BUCKET", "docs".to_owned()),
+        ("ENDPOINT", endpoint),
+        ("TLS", "--disable-tls".to_owned()),
+        ("AWS_ACCESS_KEY_ID", server.access_key().to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", server.secret_key().to_owned()),
+    ];
+    let out = run("s3.md", folder.path(), &variables)?;
+    assert!(out.contains("All checks passed"), "{out}");
+    Ok(())
+}

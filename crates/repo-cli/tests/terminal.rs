@@ -1,0 +1,134 @@
+//! What is seen on a terminal, and what is not elsewhere: progress, colour, width, Ctrl-C.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use anyhow::Result;
+use common::Ours;
+use lifeboat_testkit::process;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PASSWORD: &str = "correct horse battery staple";
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A user with a repository that takes a few MB a second, and a directory that takes it some seconds.
+fn slow_place(folder: &Path) -> Result<Ours> {
+    let ours = Ours::new(PASSWORD)?;
+    ours.create_filesystem(&folder.join("repository"), &[])?;
+    ours.run(["repository", "throttle", "set", "--upload-bytes-per-second=4000000"])?;
+    std::fs::create_dir(folder.join("source"))?;
+    for file in 0..64u64 {
+        let mut state = file + 1;
+        let next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let noise: Vec<u8> = std::iter::repeat_with(next).take(1 << 20).collect();
+        std::fs::write(folder.join(format!("source/{file}")), noise)?;
+    }
+    Ok(ours)
+}
+
+/// Runs a shell command in a terminal of 70 columns; what is shown goes to `seen`.
+fn in_terminal(ours: &Ours, words: &str, seen: &Path) -> Command {
+    let template = ours.command(Vec::<&str>::new());
+    let program = env!("CARGO_BIN_EXE_lifeboat-repo");
+    let mut command = Command::new("script");
+    command
+        .args(["-q", "-e", "-f", "-c", &format!("stty cols 70; exec {program} {words}")])
+        .arg(seen)
+        .env_clear()
+        .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("TERM", "xterm")
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+fn seen(path: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+}
+
+fn wait(mut child: Child) -> Result<i32> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code().unwrap_or(-1));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child.kill()?;
+    anyhow::bail!("the command did not end")
+}
+
+#[test]
+fn a_terminal_shows_a_bar_and_ctrl_c_leaves_a_checkpoint() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ours = slow_place(folder.path())?;
+    let (source, log) = (folder.path().join("source"), folder.path().join("seen"));
+    let mut child = in_terminal(&ours, &format!("snapshot create {}", source.display()), &log).spawn()?;
+    let mut keyboard = child.stdin.take().unwrap();
+    let end = Instant::now() + LIMIT;
+    while !(seen(&log).contains("hashing: ") && seen(&log).contains("/s")) {
+        assert!(Instant::now() < end && child.try_wait()?.is_none(), "no progress: {}", seen(&log));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    keyboard.write_all(b"\x03")?;
+    let code = wait(child)?;
+    let shown = seen(&log);
+    assert_eq!(code, 1, "{shown}");
+    assert!(shown.contains("a second signal ends at once"), "{shown}");
+    assert!(shown.contains("the next one goes on from the incomplete snapshot"), "{shown}");
+    assert!(shown.contains("\u{1b}[1;31merror:"), "colour on a terminal: {shown}");
+
+    ours.run(["repository", "throttle", "set", "--upload-bytes-per-second=unlimited"])?;
+    let list = ours.run(["snapshot", "list", "--incomplete"])?;
+    assert!(String::from_utf8_lossy(&list.stdout).contains("incomplete:canceled"), "{list:?}");
+    let whole = ours.snapshot(&source, &[])?;
+    ours.restore(&whole.id, &folder.path().join("restored"))?;
+    assert_eq!(std::fs::read(source.join("7"))?, std::fs::read(folder.path().join("restored/7"))?);
+    Ok(())
+}
+
+#[test]
+fn elsewhere_there_are_plain_lines_or_none() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ours = slow_place(folder.path())?;
+    let source = folder.path().join("source");
+    let shown = ours.run(["snapshot", "create", source.to_str().unwrap()])?;
+    let text = String::from_utf8_lossy(&shown.stderr);
+    assert!(text.lines().any(|line| line.contains("hashing: ") && line.contains("uploaded")), "{text}");
+    assert!(!text.contains('\r') && !text.contains('\u{1b}'), "{text}");
+    assert!(shown.stdout.is_empty(), "{shown:?}");
+    let quiet = ours.run(["--no-progress", "snapshot", "create", source.to_str().unwrap()])?;
+    assert!(!String::from_utf8_lossy(&quiet.stderr).contains("hashing: "));
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_stops_is_no_error() -> Result<()> {
+    let ours = Ours::new(PASSWORD)?;
+    let folder = tempfile::tempdir()?;
+    ours.create_filesystem(&folder.path().join("repository"), &[])?;
+    let mut shell = Command::new("sh");
+    let template = ours.command(Vec::<&str>::new());
+    let program = env!("CARGO_BIN_EXE_lifeboat-repo");
+    shell
+        .args([
+            "-c",
+            &format!("{program} benchmark hashing --repeat 1 | head -1; {program} policy list | true"),
+        ])
+        .env_clear()
+        .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let output = process::run_ok(shell, LIMIT)?;
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
