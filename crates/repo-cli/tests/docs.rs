@@ -28,12 +28,16 @@ fn commands(page: &str) -> String {
 }
 
 fn run(page: &str, folder: &Path, variables: &[(&str, String)]) -> Result<String> {
+    run_script(&commands(page), folder, variables)
+}
+
+fn run_script(script: &str, folder: &Path, variables: &[(&str, String)]) -> Result<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_lifeboat-repo"));
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("sh");
     shell
         .current_dir(folder)
-        .args(["-c", &commands(page)])
+        .args(["-c", script])
         .env_clear()
         .env("HOME", folder)
         .env("PATH", format!("{}:{path}", program.parent().unwrap().display()))
@@ -90,16 +94,55 @@ fn buckets_work_as_written() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Minio::start()?;
     server.create_bucket("docs")?;
-    let endpoint = server.endpoint();
-    let endpoint = endpoint.trim_start_matches("http://").to_owned();
-    let variables = [
+    let out = run("s3.md", folder.path(), &bucket(&server))?;
+    assert!(out.contains("All checks passed"), "{out}");
+    Ok(())
+}
+
+/// How the bucket `docs` of a server is reached.
+fn bucket(server: &Minio) -> [(&'static str, String); 5] {
+    [
         ("BUCKET", "docs".to_owned()),
-        ("ENDPOINT", endpoint),
+        ("ENDPOINT", server.address()),
         ("TLS", "--disable-tls".to_owned()),
         ("AWS_ACCESS_KEY_ID", server.access_key().to_owned()),
         ("AWS_SECRET_ACCESS_KEY", server.secret_key().to_owned()),
-    ];
-    let out = run("s3.md", folder.path(), &variables)?;
-    assert!(out.contains("All checks passed"), "{out}");
+    ]
+}
+
+/// What somebody does who has never seen the program: from the README's first command to a repository in a bucket
+/// whose password was changed.
+const STRANGER: &str = r#"
+set -eu
+lifeboat-repo quickstart --folder first-look
+export LIFEBOAT_PASSWORD=first
+lifeboat-repo repository create s3 --bucket "$BUCKET" --prefix stranger/ --endpoint "$ENDPOINT" $TLS
+mkdir -p volume/deep/below && head -c 3000000 /dev/urandom > volume/noise && echo precious > volume/deep/below/note.txt
+lifeboat-repo snapshot create volume
+cp -r volume before
+rm volume/deep/below/note.txt
+lifeboat-repo snapshot create volume
+found=$(lifeboat-repo find note.txt | sed -n 's/.*lifeboat-repo restore \(.*\) TARGET/\1/p')
+lifeboat-repo restore "$found" volume/deep/below/note.txt
+diff -r volume before
+LIFEBOAT_NEW_PASSWORD=second lifeboat-repo repository change-password
+export LIFEBOAT_PASSWORD=second
+lifeboat-repo maintenance run --full
+lifeboat-repo snapshot verify --verify-files-percent 100
+lifeboat-repo restore "${found%%/*}" everything
+diff -r everything before
+lifeboat-repo repository disconnect
+if LIFEBOAT_PASSWORD=first lifeboat-repo repository connect s3 --bucket "$BUCKET" --prefix stranger/ --endpoint "$ENDPOINT" $TLS
+then echo 'the old password still works' && exit 1; fi
+echo arrived
+"#;
+
+#[test]
+fn a_stranger_finds_the_way() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Minio::start()?;
+    server.create_bucket("docs")?;
+    let out = run_script(STRANGER, folder.path(), &bucket(&server))?;
+    assert!(out.ends_with("arrived\n"), "{out}");
     Ok(())
 }

@@ -123,6 +123,8 @@ pub fn back_up(
     };
     let snapshot = cancel.interrupting_writes(repository, || {
         run.start(open)?;
+        // Otherwise it goes with its last piece of work, and a cancel in that one finds nothing to keep.
+        let _top = run.top.lock().upgrade();
         match run.work() {
             Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
                 run.incomplete_snapshot(IncompleteReason::Canceled)

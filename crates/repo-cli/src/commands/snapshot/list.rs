@@ -130,7 +130,8 @@ fn by_source(snapshots: Vec<SnapshotManifest>, policies: &PolicySet, args: &List
         let kept = kept.into_iter().map(|kept| kept.reasons);
         let mut group: Vec<Kept> =
             group.into_iter().zip(kept).map(|(snapshot, reasons)| Kept { snapshot, reasons }).collect();
-        group.retain(|kept| args.incomplete || kept.snapshot.is_complete());
+        // Programs get all of them, as from kopia; they see which ones are incomplete.
+        group.retain(|kept| args.incomplete || args.json.json || kept.snapshot.is_complete());
         group.drain(..group.len().saturating_sub(args.max_results.unwrap_or(usize::MAX)));
         if args.reverse {
             group.reverse();
