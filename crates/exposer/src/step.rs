@@ -217,3 +217,9 @@ fn settle<T>(result: Result<T, kube::Error>) -> Result<Outcome, kube::Error> {
         Err(other) => Err(other),
     }
 }
+
+/// Removes a hosting pod that is of no use any more.
+#[must_use]
+pub fn remove_pod(pod: &Pod) -> Next {
+    remove(ObjectKind::Pod, &pod.metadata)
+}

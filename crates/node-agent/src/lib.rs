@@ -1,8 +1,149 @@
 //! The node-agent: one state machine for DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore.
 //!
-//! So far the machine itself: [`machine::decide`] looks at one operation and says what to do next. It waits for nothing,
-//! remembers nothing and touches nothing, so an agent may end at any moment and another may go on.
+//! [`machine::decide`] looks at one operation and says what to do next. [`run`] is the agent around it: it watches
+//! operations and what hosts them, looks at each that changes, and does the one thing that the machine says. It waits for
+//! nothing and remembers nothing that the cluster does not know too, so it may end at any moment and another goes on.
 
 #![forbid(unsafe_code)]
 
+mod act;
+mod agent;
+mod exposing;
+mod hosting;
+mod http;
+mod look;
 pub mod machine;
+mod metrics;
+mod operation;
+mod settings;
+mod sweep;
+
+pub use settings::SettingsError;
+
+use agent::{Agent, Stores};
+use exposing::Exposed;
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use kube::Client;
+use kube::api::Api;
+use kube::runtime::controller::{Config, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
+use lifeboat_exposer::Kind;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// As many operations of one kind are looked at at once.
+const AT_ONCE: u16 = 8;
+
+/// How an agent is to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The namespace of Velero.
+    pub namespace: String,
+    /// The node of this agent.
+    pub node: String,
+    /// The DaemonSet that this agent is of.
+    pub daemon_set: String,
+    /// The mover whose operations are ours; empty for Velero's built-in one.
+    pub data_mover: String,
+    /// How long making a volume reachable may take.
+    pub prepare_timeout: Duration,
+    /// Where metrics are served.
+    pub metrics_address: SocketAddr,
+    /// The config map of the node-agent; if empty, `node-agent-config` is used if it is there.
+    pub node_agent_config_map: String,
+    /// The config map of the repositories, if there is one.
+    pub repository_config_map: String,
+}
+
+/// Why an agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cluster refuses or does not answer.
+    #[error("the cluster does not do what is asked of it: {0}")]
+    Kubernetes(#[from] kube::Error),
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The DaemonSet is not that of a node-agent.
+    #[error(transparent)]
+    Surroundings(#[from] lifeboat_exposer::SurroundingsError),
+    /// An object cannot be written.
+    #[error("an object cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Metrics cannot be made.
+    #[error("metrics cannot be made: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The metrics address cannot be used.
+    #[error("metrics cannot be served at {address}: {source}; choose another one with --metrics-address")]
+    Address {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A watch has ended, which it does only with the agent.
+    #[error("a watch has ended")]
+    WatchEnded,
+}
+
+/// Runs an agent until it is told to stop by a signal.
+///
+/// # Errors
+/// If it cannot start: the cluster cannot be reached, the settings cannot be used, or the metrics address is taken. What goes
+/// wrong later is tried again and logged.
+pub async fn run(client: Client, options: Options) -> Result<(), Error> {
+    let metrics = metrics::Metrics::new(&options.node)?;
+    let ready = Arc::new(AtomicBool::new(false));
+    let address = options.metrics_address;
+    let listener = TcpListener::bind(address).await.map_err(|source| Error::Address { address, source })?;
+    tokio::spawn(http::serve(listener, metrics.clone(), Arc::clone(&ready)));
+
+    let uploads = controller::<DataUpload>(&client, &options.namespace);
+    let downloads = controller::<DataDownload>(&client, &options.namespace);
+    let (to_uploads, upload_nudges) = unbounded();
+    let (to_downloads, download_nudges) = unbounded();
+    let stores = Stores {
+        uploads: uploads.store(),
+        downloads: downloads.store(),
+        nudges: HashMap::from([(Kind::DataUpload, to_uploads), (Kind::DataDownload, to_downloads)]),
+    };
+    let agent = Agent::start(client, options, metrics, stores).await?;
+    tracing::info!(node = agent.options.node, slots = agent.settings().slots, "the node-agent is at work");
+    tokio::spawn(sweep::sweep(Arc::clone(&agent)));
+    ready.store(true, Ordering::Relaxed);
+    futures::future::join(
+        drive(uploads, upload_nudges, Arc::clone(&agent)),
+        drive(downloads, download_nudges, Arc::clone(&agent)),
+    )
+    .await;
+    Ok(())
+}
+
+fn controller<K: Exposed>(client: &Client, namespace: &str) -> Controller<K> {
+    Controller::new(Api::namespaced(client.clone(), namespace), watcher::Config::default())
+}
+
+/// Looks at every operation of a kind that changes or is nudged.
+async fn drive<K: Exposed>(controller: Controller<K>, nudges: UnboundedReceiver<String>, agent: Arc<Agent>) {
+    let namespace = agent.options.namespace.clone();
+    let nudged = nudges.map(move |name| ObjectRef::<K>::new(&name).within(&namespace));
+    controller
+        .with_config(Config::default().concurrency(AT_ONCE))
+        .reconcile_on(nudged)
+        .shutdown_on_signal()
+        .run(act::reconcile::<K>, act::retry::<K>, agent)
+        .for_each(|result| async move {
+            match result {
+                Ok((object, _)) => tracing::trace!(name = object.name, "looked at"),
+                Err(error) => tracing::debug!(%error, "a look came to nothing"),
+            }
+        })
+        .await;
+}

@@ -26,6 +26,8 @@ pub enum Condition {
     Moved,
     /// A restored volume has not reached its claim.
     NotHandedOver,
+    /// The claim of a restored volume is gone, or has another volume.
+    Unclaimable,
     /// Enough operations are being prepared.
     QueueFull,
     /// The node moves as many volumes as it may.
@@ -70,6 +72,7 @@ impl Condition {
             Self::Leftovers => seen.leftovers,
             Self::Moved => seen.moved,
             Self::NotHandedOver => seen.kind == Kind::DataDownload && !seen.handed_over,
+            Self::Unclaimable => seen.unclaimable,
             Self::QueueFull => seen.queue_full,
             Self::SlotsFull => seen.slots_full,
             Self::PrepareOverdue => seen.prepare_overdue,
@@ -102,6 +105,7 @@ impl Condition {
             Self::Leftovers => "hosting objects exist",
             Self::Moved => "all data recorded as moved",
             Self::NotHandedOver => "DataDownload, volume not with its claim",
+            Self::Unclaimable => "its claim is gone or has another volume",
             Self::QueueFull => "prepare queue full",
             Self::SlotsFull => "no free slot",
             Self::PrepareOverdue => "prepare timeout passed",

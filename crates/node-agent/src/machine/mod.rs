@@ -39,6 +39,8 @@ pub struct Observation {
     pub moved: bool,
     /// Whether a restored volume has reached the claim that waits for it.
     pub handed_over: bool,
+    /// Whether the claim that waited for a restored volume is gone or has another one.
+    pub unclaimable: bool,
     /// Whether so many operations are being prepared that this one has to wait.
     pub queue_full: bool,
     /// Whether the node moves as many volumes as it may.

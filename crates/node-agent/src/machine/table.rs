@@ -39,11 +39,11 @@ const fn row(phases: &'static [Phase], when: &'static [Condition], then: Action,
 /// All rules; the first that fits counts.
 pub static TABLE: &[Row] = &[
     row(ALL, &[Foreign], Action::Leave, "its mover looks after it"),
-    // Over: what is left is removed, by whoever sees it, and then nothing holds the object any more.
+    row(ALL, &[OthersTurn], Action::Leave, "one agent acts at a time"),
+    // Over: what is left is removed, and then nothing holds the object any more.
     row(FINAL, &[Leftovers], Action::CleanUp, "nothing of an operation stays in the cluster"),
     row(FINAL, &[Finalizer], Action::RemoveFinalizer, "it is over and nothing is left"),
     row(FINAL, &[], Action::Leave, "over"),
-    row(PENDING, &[OthersTurn], Action::Leave, "one agent acts at a time"),
     row(
         PENDING,
         &[NoFinalizer],
@@ -52,6 +52,12 @@ pub static TABLE: &[Row] = &[
     ),
     row(PENDING, &[DeletedButNotCanceled], Action::RequestCancel, "who deletes it wants it stopped"),
     // Data that was moved is never given up, whatever happens to pod and agent or is asked for afterwards.
+    row(
+        MOVING,
+        &[Moved, NotHandedOver, Unclaimable],
+        Action::Finish(Failed),
+        "nobody waits for the volume any more",
+    ),
     row(MOVING, &[Moved, NotHandedOver], Action::HandOver, "the data is there: the claim gets its volume"),
     row(MOVING, &[Moved], Action::Finish(Completed), "all is done"),
     row(MOVING, &[PodSucceeded], Action::RecordResult, "the result must outlive the pod"),

@@ -1,0 +1,549 @@
+//! Doing what the machine decides: one write at a time, each against the version that was looked at.
+
+use crate::Error;
+use crate::agent::Agent;
+use crate::exposing::Exposed;
+use crate::look::{Look, look, movers_lost};
+use crate::machine::{Action, decide};
+use crate::operation::notes;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller;
+use kube::runtime::events::{Event, EventType};
+use lifeboat_api::{NodeOs, Phase, labels};
+use lifeboat_datapath::observe::hand_over_log;
+use lifeboat_exposer::{Next, Outcome, Waiting, diagnose, perform, remove_pod};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// As many steps are taken in one go before others get their turn.
+const STEPS: usize = 24;
+/// Until the next look when something is about to happen that nobody tells us of.
+const SOON: Duration = Duration::from_millis(500);
+/// Until the next look when something may take its time.
+const LATER: Duration = Duration::from_secs(5);
+/// Until the next look when somebody will tell us.
+const MUCH_LATER: Duration = Duration::from_secs(30);
+/// A wait that is shorter is not worth a word in the status.
+const PATIENCE: i64 = 3;
+/// A wait that is longer deserves a diagnosis.
+const DOUBT: i64 = 15;
+/// The longest note that an Event may carry.
+const LONGEST_NOTE: usize = 1000;
+
+/// What comes after a step.
+enum Turn<K> {
+    /// Another look at once, at this.
+    Again(K),
+    /// Another look after this time, unless something changes before.
+    Later(Duration),
+    /// Nothing until it changes.
+    Never,
+}
+
+/// Looks at an operation and does what is to be done, until there is nothing more to do for now.
+pub(crate) async fn reconcile<K: Exposed>(
+    object: Arc<K>,
+    agent: Arc<Agent>,
+) -> Result<controller::Action, Error> {
+    // Slots and queues are counted over both kinds.
+    agent.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+    agent.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+    let mut current = (*object).clone();
+    for _ in 0..STEPS {
+        let seen = look(&agent, &current).await?;
+        let action = decide(&seen.observation);
+        agent.metrics.requests.with_label_values(&[K::KIND.name(), action_name(action)]).inc();
+        match act(&agent, current, seen, action).await? {
+            Turn::Again(next) => current = next,
+            Turn::Later(time) => return Ok(controller::Action::requeue(time)),
+            Turn::Never => return Ok(controller::Action::await_change()),
+        }
+    }
+    Ok(controller::Action::requeue(SOON))
+}
+
+/// What follows a look that failed: another one, soon.
+pub(crate) fn retry<K: Exposed>(object: Arc<K>, error: &Error, _: Arc<Agent>) -> controller::Action {
+    tracing::warn!(kind = K::KIND.name(), name = object.name_any(), %error, "will be tried again");
+    controller::Action::requeue(LATER)
+}
+
+fn action_name(action: Action) -> &'static str {
+    match action {
+        Action::Leave => "leave",
+        Action::Wait => "wait",
+        Action::AddFinalizer => "add finalizer",
+        Action::RequestCancel => "request cancel",
+        Action::Accept => "accept",
+        Action::Expose => "expose",
+        Action::MarkPrepared => "prepared",
+        Action::Start => "start",
+        Action::Replace => "replace",
+        Action::MarkCanceling => "canceling",
+        Action::RecordResult => "record",
+        Action::HandOver => "hand over",
+        Action::Finish(_) => "finish",
+        Action::CleanUp => "clean up",
+        Action::RemoveFinalizer => "remove finalizer",
+    }
+}
+
+async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action) -> Result<Turn<K>, Error> {
+    match action {
+        Action::Leave if object.phase().is_final() => {
+            agent.forget(&object.uid().unwrap_or_default());
+            Ok(Turn::Never)
+        }
+        Action::Leave => Ok(Turn::Later(MUCH_LATER)),
+        Action::Wait => wait(agent, object, &seen).await,
+        Action::AddFinalizer => {
+            change(agent, object, |it| it.finalizers_mut().push(K::FINALIZER.to_owned())).await
+        }
+        Action::RemoveFinalizer => {
+            change(agent, object, |it| it.finalizers_mut().retain(|one| one != K::FINALIZER)).await
+        }
+        Action::RequestCancel => {
+            change(agent, object, |it| {
+                it.request_cancel();
+                it.status_mut().message = format!("{} is being deleted, so it is stopped", K::KIND.name());
+            })
+            .await
+        }
+        Action::Accept => accept(agent, object).await,
+        Action::Expose => expose(agent, object, seen).await,
+        Action::MarkPrepared => {
+            let node = host(&seen).unwrap_or(&agent.options.node).to_owned();
+            change(agent, object, |it| {
+                set_phase(it, Phase::Prepared);
+                it.set_prepared(&node);
+                it.status_mut().message.clear();
+            })
+            .await
+        }
+        Action::Start => start(agent, object, &seen).await,
+        Action::Replace => replace(agent, object, &seen).await,
+        Action::MarkCanceling => {
+            let now = agent.now();
+            change(agent, object, |it| {
+                set_phase(it, Phase::Canceling);
+                note(it, notes::CANCELING_SINCE, now.to_string());
+            })
+            .await
+        }
+        Action::RecordResult => record(agent, object, &seen).await,
+        Action::HandOver => hand_over(agent, object, seen).await,
+        Action::Finish(phase) => finish(agent, object, seen, phase).await,
+        Action::CleanUp => clean_up(agent, object, seen).await,
+    }
+}
+
+async fn accept<K: Exposed>(agent: &Agent, object: K) -> Result<Turn<K>, Error> {
+    let uid = object.uid().unwrap_or_default();
+    agent.pledge(&uid);
+    let now = agent.now();
+    let turn = change(agent, object, |it| {
+        set_phase(it, Phase::Accepted);
+        it.set_accepted(&agent.options.node);
+        it.status_mut().accepted_timestamp = Some(Time(now));
+        it.labels_mut().insert(labels::EXPOSE_ON_GOING.to_owned(), "true".to_owned());
+    })
+    .await;
+    agent.withdraw(&uid);
+    turn
+}
+
+async fn start<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
+    let uid = object.uid().unwrap_or_default();
+    let now = agent.now();
+    let os = seen.pod.as_ref().and_then(|pod| pod.spec.as_ref()?.os.as_ref());
+    let windows = os.is_some_and(|os| os.name == "windows");
+    // From here on the slot is taken, whatever the watch still shows.
+    agent.pledge(&uid);
+    let turn = change(agent, object, |it| {
+        set_phase(it, Phase::InProgress);
+        it.status_mut().start_timestamp = Some(Time(now));
+        it.status_mut().message.clear();
+        it.set_started(if windows { NodeOs::Windows } else { NodeOs::Linux });
+        it.labels_mut().remove(labels::EXPOSE_ON_GOING);
+    })
+    .await;
+    if !matches!(turn, Ok(Turn::Again(_))) {
+        agent.withdraw(&uid);
+    }
+    turn
+}
+
+/// Takes the next steps of the exposer, as far as they go without waiting.
+async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
+    // What is in memory may be older than our own last write: nothing is made for an operation that is over by now.
+    let current = agent.api::<K>().get_opt(&object.name_any()).await?;
+    let Some(current) = current.filter(|it| it.uid() == object.uid()) else { return Ok(Turn::Never) };
+    if current.resource_version() != object.resource_version() {
+        return Ok(Turn::Again(current));
+    }
+    for _ in 0..STEPS {
+        let hosting = object.look(agent, false).await?;
+        match object.next(agent, &hosting).await? {
+            Next::Do(step) => match perform(&agent.client, &step).await {
+                Ok(Outcome::Done) => {}
+                Ok(Outcome::Stale) => return Ok(Turn::Later(SOON)),
+                Err(error) => {
+                    let waiting = Waiting {
+                        for_what: format!("the cluster to accept an object that is needed: {error}"),
+                        advice: "see to it that quotas, policies and permissions allow it",
+                    };
+                    explain(agent, &object, &waiting).await?;
+                    return Ok(Turn::Later(LATER));
+                }
+            },
+            Next::Wait(waiting) => {
+                explain(agent, &object, &waiting).await?;
+                return Ok(Turn::Later(pace(agent, &object)));
+            }
+            Next::Done => {
+                explain(agent, &object, &pod_waits(agent, &object, &seen, &hosting).await).await?;
+                return Ok(Turn::Later(LATER));
+            }
+            Next::Impossible(reason) => {
+                let seen = seen.broken(reason);
+                return match decide(&seen.observation) {
+                    Action::Finish(phase) => finish(agent, object, seen, phase).await,
+                    _ => Ok(Turn::Later(LATER)),
+                };
+            }
+        }
+    }
+    Ok(Turn::Later(SOON))
+}
+
+/// Soon after an operation was taken a step is likely to be a matter of moments.
+fn pace<K: Exposed>(agent: &Agent, object: &K) -> Duration {
+    if waited(agent, object) < 10 { SOON } else { LATER }
+}
+
+fn waited<K: Exposed>(agent: &Agent, object: &K) -> i64 {
+    let since = object.accepted_at().map_or_else(|| agent.now(), |time| time.0);
+    agent.now().duration_since(since).as_secs()
+}
+
+/// What a hosting pod that is there waits for.
+async fn pod_waits<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>, hosting: &K::Seen) -> Waiting {
+    let mut for_what = format!("the pod {} to run", object.name_any());
+    if waited(agent, object) > DOUBT {
+        let diagnosis = diagnose(&agent.client, &K::things(hosting)).await;
+        for_what.push_str(&format!(": {diagnosis}"));
+    } else if let Some(words) = &seen.hosted.words {
+        for_what.push_str(&format!(": {words}"));
+    }
+    Waiting { for_what, advice: "if it does not, the events of the pod and of its claim say why" }
+}
+
+/// Says in the status what is waited for, since when, until when, and what to do; only after a moment, and only if it is news.
+async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Result<(), Error> {
+    if waited(agent, object) < PATIENCE {
+        return Ok(());
+    }
+    let since = object.accepted_at().map(|time| time.0);
+    let until = since.and_then(|since| since.checked_add(agent.options.prepare_timeout).ok());
+    let shown = |time: Option<Timestamp>| {
+        time.map_or_else(|| "now".to_owned(), |time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+    };
+    let text = format!(
+        "waits for {} (since {}, fails at {}): {}",
+        waiting.for_what,
+        shown(since),
+        shown(until),
+        waiting.advice
+    );
+    say(agent, object, text).await
+}
+
+async fn say<K: Exposed>(agent: &Agent, object: &K, text: String) -> Result<(), Error> {
+    if object.status().is_some_and(|status| status.message == text) {
+        return Ok(());
+    }
+    tracing::info!(kind = K::KIND.name(), name = object.name_any(), "{text}");
+    // Whether it gets through does not matter: the next look says it again.
+    change(agent, object.clone(), |it| it.status_mut().message = text).await.map(drop)
+}
+
+/// Nothing to do for now: passes on how far it is, and says what is waited for.
+async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
+    match object.phase() {
+        Phase::New => Ok(Turn::Later(LATER)),
+        Phase::Prepared => {
+            let node = object.node().to_owned();
+            let waiting = if agent.alive().contains(&node) {
+                Waiting {
+                    for_what: format!("a slot of node {node}, which moves as many volumes as it may"),
+                    advice: "more at once are set by loadConcurrency in the config map of the node-agent",
+                }
+            } else {
+                Waiting {
+                    for_what: format!("the node-agent of node {node}, which is not at work"),
+                    advice: "see why its pod does not run",
+                }
+            };
+            explain(agent, &object, &waiting).await?;
+            Ok(Turn::Later(LATER))
+        }
+        Phase::Canceling => Ok(Turn::Later(Duration::from_secs(2))),
+        _ => {
+            let progress = agent.progress_of(&object.uid().unwrap_or_default());
+            let news =
+                progress.filter(|progress| object.status().is_none_or(|status| status.progress != *progress));
+            let replaced = object.note(notes::REPLACING_SINCE).is_some() && seen.pod.is_some();
+            if news.is_none() && !replaced {
+                return Ok(Turn::Later(MUCH_LATER));
+            }
+            change(agent, object, |it| {
+                if let Some(progress) = news {
+                    it.status_mut().progress = progress;
+                }
+                it.annotations_mut().remove(notes::REPLACING_SINCE);
+            })
+            .await
+        }
+    }
+}
+
+/// Removes what is left of a lost mover's pod; the exposer makes another.
+async fn replace<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
+    let lost = movers_lost(&object) + 1;
+    let now = agent.now();
+    let reason = seen.hosted.words.as_deref().unwrap_or("its pod is gone");
+    tracing::warn!(kind = K::KIND.name(), name = object.name_any(), lost, reason, "the mover was lost");
+    let turn = change(agent, object, |it| {
+        note(it, notes::MOVERS_LOST, lost.to_string());
+        note(it, notes::REPLACING_SINCE, now.to_string());
+        it.status_mut().message =
+            format!("the mover was lost ({reason}) and is replaced, for the {lost}. time");
+    })
+    .await?;
+    if matches!(turn, Turn::Again(_)) {
+        agent.metrics.movers_lost.inc();
+        pass_log_on(agent, seen).await;
+        if let Some(Next::Do(step)) = seen.pod.as_deref().map(remove_pod) {
+            perform(&agent.client, &step).await?;
+        }
+    }
+    Ok(turn)
+}
+
+/// Notes that all data was moved, and where it is, before anything of the hosting goes.
+async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
+    let Some(ending) = &seen.hosted.ending else { return Ok(Turn::Later(SOON)) };
+    pass_log_on(agent, seen).await;
+    let hosting = object.look(agent, false).await?;
+    let moved = object.moved(&hosting);
+    let turn = change(agent, object, |it| {
+        it.status_mut().message.clear();
+        it.set_result(ending);
+        note(it, notes::MOVED, moved);
+        it.annotations_mut().remove(notes::REPLACING_SINCE);
+    })
+    .await;
+    agent.slot_is_free();
+    turn
+}
+
+async fn hand_over<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
+    let Some(hosting) = seen.seen else { return Ok(Turn::Later(SOON)) };
+    match object.hand_over(&hosting) {
+        Next::Do(step) => {
+            perform(&agent.client, &step).await?;
+            Ok(Turn::Again(object))
+        }
+        Next::Wait(waiting) => {
+            tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
+            Ok(Turn::Later(SOON))
+        }
+        Next::Done | Next::Impossible(_) => Ok(Turn::Again(object)),
+    }
+}
+
+async fn clean_up<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
+    let Some(hosting) = seen.seen else { return Ok(Turn::Later(SOON)) };
+    match object.clean(&hosting) {
+        Next::Do(step) => {
+            perform(&agent.client, &step).await?;
+            Ok(Turn::Again(object))
+        }
+        Next::Wait(waiting) => {
+            tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
+            Ok(Turn::Later(SOON))
+        }
+        Next::Done | Next::Impossible(_) => Ok(Turn::Again(object)),
+    }
+}
+
+/// Writes the end, with what is to be said about it.
+async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phase) -> Result<Turn<K>, Error> {
+    let message = match phase {
+        Phase::Failed => Some(why(agent, &object, &seen).await),
+        _ => None,
+    };
+    if seen.hosted.ending.is_some() && !seen.observation.moved {
+        pass_log_on(agent, &seen).await;
+    }
+    let now = agent.now();
+    let reference = object.object_ref(&());
+    let canceled = phase == Phase::Canceled && !object.cancel();
+    let turn = change(agent, object, |it| {
+        set_phase(it, phase);
+        it.labels_mut().remove(labels::EXPOSE_ON_GOING);
+        it.annotations_mut().remove(notes::REPLACING_SINCE);
+        it.annotations_mut().remove(notes::CANCELING_SINCE);
+        let status = it.status_mut();
+        status.start_timestamp.get_or_insert(Time(now));
+        status.completion_timestamp = Some(Time(now));
+        match &message {
+            Some(message) => status.message = message.clone(),
+            None if canceled => status.message = "the mover was stopped from outside".to_owned(),
+            None if phase == Phase::Canceled && status.message.starts_with("waits for") => {
+                status.message.clear();
+            }
+            None => {}
+        }
+    })
+    .await?;
+    if matches!(turn, Turn::Again(_)) {
+        agent.metrics.ended(K::KIND, phase);
+        agent.slot_is_free();
+        if let Some(message) = message {
+            tracing::error!(kind = K::KIND.name(), name = reference.name, "{message}");
+            let note = message[..message.floor_char_boundary(LONGEST_NOTE)].to_owned();
+            let event = Event {
+                type_: EventType::Warning,
+                reason: "Failed".to_owned(),
+                note: Some(note),
+                action: "MoveData".to_owned(),
+                secondary: None,
+            };
+            if let Err(error) = agent.recorder.publish(&event, &reference).await {
+                tracing::warn!(%error, "an event could not be made");
+            }
+        }
+    }
+    Ok(turn)
+}
+
+/// Why an operation failed.
+async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
+    if let Some(reason) = &seen.hopeless {
+        return reason.clone();
+    }
+    let words = seen.hosted.words.as_deref();
+    if matches!(object.phase(), Phase::InProgress | Phase::Canceling) && seen.hosted.ending.is_some() {
+        return format!("data path failed: {}", words.unwrap_or("the mover left no words"));
+    }
+    let overdue = seen.observation.prepare_overdue;
+    let first = match words {
+        Some(words) => format!("the volume could not be made reachable: {words}"),
+        None if overdue => {
+            let limit = lifeboat_api::Duration::from_secs(agent.options.prepare_timeout.as_secs());
+            format!("the volume could not be made reachable within {limit}")
+        }
+        None => "the mover was lost too often".to_owned(),
+    };
+    match object.look(agent, true).await {
+        Ok(hosting) => {
+            let diagnosis = diagnose(&agent.client, &K::things(&hosting)).await;
+            if diagnosis.is_empty() { first } else { format!("{first}. {diagnosis}") }
+        }
+        Err(_) => first,
+    }
+}
+
+/// Puts the mover's log into ours, where people look for it when the pod is gone.
+async fn pass_log_on<K: Exposed>(agent: &Agent, seen: &Look<K>) {
+    let Some(pod) = seen.pod.as_ref().filter(|_| seen.hosted.ending.is_some()) else { return };
+    let operation = lifeboat_exposer::Operation {
+        kind: K::KIND,
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod.name_any(),
+        uid: pod.owner_references().first().map(|owner| owner.uid.clone()).unwrap_or_default(),
+    };
+    if let Err(error) = hand_over_log(agent.client.clone(), &operation, &mut std::io::stdout()).await {
+        tracing::warn!(%error, "a mover's log is lost");
+    }
+}
+
+fn host<K: Exposed>(seen: &Look<K>) -> Option<&str> {
+    seen.pod.as_ref()?.spec.as_ref()?.node_name.as_deref()
+}
+
+fn set_phase<K: Exposed>(object: &mut K, phase: Phase) {
+    tracing::info!(kind = K::KIND.name(), name = object.name_any(), %phase, "next phase");
+    object.status_mut().phase = Some(phase);
+}
+
+fn note<K: Exposed>(object: &mut K, key: &str, value: String) {
+    object.annotations_mut().insert(key.to_owned(), value);
+}
+
+/// Changes an operation, if it still is as it was looked at; if not, the watch brings the newer one.
+async fn change<K: Exposed>(agent: &Agent, object: K, mutate: impl FnOnce(&mut K)) -> Result<Turn<K>, Error> {
+    let mut after = object.clone();
+    mutate(&mut after);
+    let Value::Object(mut patch) =
+        difference(&serde_json::to_value(&object)?, &serde_json::to_value(&after)?)
+    else {
+        return Ok(Turn::Later(LATER));
+    };
+    let metadata = patch.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    metadata["resourceVersion"] = object.resource_version().into();
+    metadata["uid"] = object.uid().into();
+    let patched =
+        agent.api::<K>().patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+    match patched {
+        Ok(object) => Ok(Turn::Again(object)),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Turn::Later(SOON)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Turn::Never),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The merge patch that makes `after` of `before`; null if they are the same.
+fn difference(before: &Value, after: &Value) -> Value {
+    let (Value::Object(old), Value::Object(new)) = (before, after) else {
+        return if before == after { Value::Null } else { after.clone() };
+    };
+    let mut patch = Map::new();
+    for (key, value) in new {
+        match old.get(key) {
+            Some(former) if former == value => {}
+            Some(former) => {
+                patch.insert(key.clone(), difference(former, value));
+            }
+            None => {
+                patch.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    for key in old.keys().filter(|key| !new.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    if patch.is_empty() { Value::Null } else { Value::Object(patch) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_patch_says_what_changed_and_nothing_else() {
+        let before = json!({ "a": { "x": 1, "y": 2 }, "list": [1], "gone": true, "same": { "z": 3 } });
+        let after = json!({ "a": { "x": 1, "y": 3, "n": {} }, "list": [1, 2], "same": { "z": 3 } });
+        assert_eq!(
+            difference(&before, &after),
+            json!({ "a": { "y": 3, "n": {} }, "list": [1, 2], "gone": null })
+        );
+        assert_eq!(difference(&before, &before), Value::Null);
+    }
+}

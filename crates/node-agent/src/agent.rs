@@ -1,0 +1,349 @@
+//! One agent: what it knows of the cluster, and how it learns that something has changed.
+
+use crate::metrics::Metrics;
+use crate::operation::{VolumeOperation, appointed, notes};
+use crate::settings::{Settings, Sources, USUAL_NAME};
+use crate::{Error, Options};
+use futures::channel::mpsc::UnboundedSender;
+use futures::{Stream, StreamExt, TryStreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Api;
+use kube::core::PartialObjectMeta;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Client, Resource, ResourceExt};
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
+use lifeboat_api::{Phase, Progress, labels};
+use lifeboat_datapath::observe::{Said, read_event};
+use lifeboat_datapath::wire::Reason;
+use lifeboat_exposer::snapshot::VolumeSnapshot;
+use lifeboat_exposer::{Direction, Kind, ledger};
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How often settings are read again though nobody has said that they changed: the node's labels are not watched.
+const SETTINGS_AGE: Duration = Duration::from_secs(60);
+
+/// What one agent knows.
+pub(crate) struct Agent {
+    pub(crate) client: Client,
+    pub(crate) options: Options,
+    pub(crate) metrics: Metrics,
+    pub(crate) recorder: Recorder,
+    pub(crate) uploads: Store<DataUpload>,
+    pub(crate) downloads: Store<DataDownload>,
+    settings: watch::Receiver<Arc<Settings>>,
+    /// Hosting pods of all operations.
+    pods: Store<Pod>,
+    /// Pods of node-agents, ours among them.
+    agents: Store<Pod>,
+    /// What movers last said of their progress, by the operation's UID.
+    progress: Mutex<HashMap<String, Progress>>,
+    /// Operations that were just accepted or started here, until the watch shows it.
+    pledged: Mutex<HashSet<String>>,
+    nudges: HashMap<Kind, UnboundedSender<String>>,
+}
+
+/// The stores that others fill.
+pub(crate) struct Stores {
+    pub(crate) uploads: Store<DataUpload>,
+    pub(crate) downloads: Store<DataDownload>,
+    pub(crate) nudges: HashMap<Kind, UnboundedSender<String>>,
+}
+
+impl Agent {
+    /// An agent whose watches run as long as it is there. Returns when its own lists are complete.
+    pub(crate) async fn start(
+        client: Client,
+        options: Options,
+        metrics: Metrics,
+        stores: Stores,
+    ) -> Result<Arc<Self>, Error> {
+        let sources = Sources {
+            namespace: options.namespace.clone(),
+            node: options.node.clone(),
+            node_agent: options.node_agent_config_map.clone(),
+            repositories: options.repository_config_map.clone(),
+        };
+        let first = Arc::new(sources.read(&client).await?);
+        let (announce, settings) = watch::channel(first);
+        let (pods, pods_writer) = reflector::store();
+        let (agents, agents_writer) = reflector::store();
+        let reporter =
+            Reporter { controller: "node-agent-server".to_owned(), instance: Some(options.node.clone()) };
+        let agent = Arc::new(Self {
+            recorder: Recorder::new(client.clone(), reporter),
+            client: client.clone(),
+            metrics,
+            uploads: stores.uploads,
+            downloads: stores.downloads,
+            settings,
+            pods: pods.clone(),
+            agents: agents.clone(),
+            progress: Mutex::default(),
+            pledged: Mutex::default(),
+            nudges: stores.nudges,
+            options,
+        });
+        let namespace = &agent.options.namespace;
+        let hosting = watcher::Config::default().labels(ledger::HOSTS);
+        let pods_api: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let hosting_pods = watcher(pods_api.clone(), hosting.clone()).default_backoff().reflect(pods_writer);
+        follow(&agent, hosting_pods.touched_objects());
+        let siblings = watcher::Config::default().labels(&format!("name={}", agent.options.daemon_set));
+        let siblings = watcher(pods_api, siblings).default_backoff().reflect(agents_writer);
+        tokio::spawn(siblings.for_each(|event| async move { log_failure(&event) }));
+        let claims: Api<PartialObjectMeta<PersistentVolumeClaim>> =
+            Api::namespaced(client.clone(), namespace);
+        follow(&agent, watcher(claims, hosting.clone()).default_backoff().touched_objects());
+        let snapshots: Api<PartialObjectMeta<VolumeSnapshot>> = Api::namespaced(client.clone(), namespace);
+        follow(&agent, watcher(snapshots, hosting).default_backoff().touched_objects());
+        listen(&agent);
+        reread(&agent, sources, announce);
+        pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agents.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        Ok(agent)
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.borrow())
+    }
+
+    pub(crate) fn api<K: VolumeOperation>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.options.namespace)
+    }
+
+    /// The hosting pod of this name, as it was last seen.
+    pub(crate) fn pod(&self, name: &str) -> Option<Arc<Pod>> {
+        self.pods.get(&ObjectRef::new(name).within(&self.options.namespace))
+    }
+
+    /// Has another look at an operation as soon as possible.
+    pub(crate) fn nudge(&self, kind: Kind, name: &str) {
+        if let Some(sender) = self.nudges.get(&kind) {
+            // The receiver goes only when the agent ends.
+            let _ = sender.unbounded_send(name.to_owned());
+        }
+    }
+
+    /// Nodes whose agent is at work; this one is.
+    pub(crate) fn alive(&self) -> BTreeSet<String> {
+        let pods = self.agents.state();
+        let nodes =
+            pods.iter().filter(|pod| is_ready(pod)).filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
+        nodes.chain([self.options.node.clone()]).collect()
+    }
+
+    /// Whether a matter falls to this agent, out of all that are at work.
+    pub(crate) fn is_appointed(&self, matter: &str) -> bool {
+        let alive = self.alive();
+        appointed(matter, alive.iter().map(String::as_str)) == Some(self.options.node.as_str())
+    }
+
+    pub(crate) fn progress_of(&self, uid: &str) -> Option<Progress> {
+        self.progress.lock().get(uid).copied()
+    }
+
+    pub(crate) fn forget(&self, uid: &str) {
+        self.progress.lock().remove(uid);
+        self.pledged.lock().remove(uid);
+    }
+
+    pub(crate) fn pledge(&self, uid: &str) {
+        self.pledged.lock().insert(uid.to_owned());
+    }
+
+    pub(crate) fn withdraw(&self, uid: &str) {
+        self.pledged.lock().remove(uid);
+    }
+
+    /// Whether so many operations are being prepared that another has to wait.
+    pub(crate) fn queue_full(&self) -> bool {
+        let length = self.settings().config.load_concurrency.prepare_queue_length;
+        let Ok(length) = usize::try_from(length) else { return false };
+        length > 0 && self.count(|seen| seen.preparing || seen.pledged && seen.phase == Phase::New) >= length
+    }
+
+    /// Whether this node cannot take on a prepared operation: those that move, and those whose turn is before it, take all
+    /// slots. Restores go before backups, because somebody waits for them; else who came first.
+    pub(crate) fn slots_full<K: VolumeOperation>(&self, object: &K) -> bool {
+        let settings = self.settings();
+        let busy = self.busy();
+        let rank = |direction: Direction, accepted: Option<Timestamp>, uid: &str| {
+            (direction != Direction::Restore, accepted, uid.to_owned())
+        };
+        let uid = object.uid().unwrap_or_default();
+        let own = rank(K::KIND.direction(), object.accepted_at().map(|time| time.0), &uid);
+        let before = self.count(|seen| {
+            seen.phase == Phase::Prepared
+                && seen.here
+                && !seen.pledged
+                && seen.uid != uid
+                && rank(seen.direction, seen.accepted, seen.uid) < own
+        });
+        self.metrics.slots.set(i64::try_from(settings.slots).unwrap_or(i64::MAX));
+        self.metrics.slots_busy.set(i64::try_from(busy).unwrap_or(i64::MAX));
+        busy + before >= settings.slots
+    }
+
+    /// How many volumes this node moves: from the cluster, so a restart forgets none.
+    fn busy(&self) -> usize {
+        self.count(|seen| {
+            let moving = matches!(seen.phase, Phase::InProgress | Phase::Canceling) && !seen.moved;
+            seen.here && (moving || seen.pledged && seen.phase == Phase::Prepared)
+        })
+    }
+
+    /// Lets those have another look that wait for a slot of this node.
+    pub(crate) fn slot_is_free(&self) {
+        let here = |node: &str| node == self.options.node;
+        for waiting in self.downloads.state_filter(|it| it.phase() == Phase::Prepared && here(it.node())) {
+            self.nudge(Kind::DataDownload, &waiting.name_any());
+        }
+        for waiting in self.uploads.state_filter(|it| it.phase() == Phase::Prepared && here(it.node())) {
+            self.nudge(Kind::DataUpload, &waiting.name_any());
+        }
+    }
+
+    fn count(&self, counts: impl Fn(&Standing<'_>) -> bool) -> usize {
+        let pledged = self.pledged.lock();
+        let (uploads, downloads) = (self.uploads.state(), self.downloads.state());
+        let uploads = uploads.iter().filter(|it| counts(&self.standing(it.as_ref(), &pledged)));
+        let downloads = downloads.iter().filter(|it| counts(&self.standing(it.as_ref(), &pledged)));
+        uploads.count() + downloads.count()
+    }
+
+    fn standing<'a, K: VolumeOperation>(&self, object: &'a K, pledged: &HashSet<String>) -> Standing<'a> {
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        Standing {
+            uid,
+            direction: K::KIND.direction(),
+            phase: object.phase(),
+            here: object.node() == self.options.node,
+            preparing: object.labels().get(labels::EXPOSE_ON_GOING).is_some_and(|value| value == "true"),
+            moved: object.note(notes::MOVED).is_some(),
+            accepted: object.accepted_at().map(|time| time.0),
+            pledged: pledged.contains(uid),
+        }
+    }
+}
+
+/// Where an operation stands in the queues.
+struct Standing<'a> {
+    uid: &'a str,
+    direction: Direction,
+    phase: Phase,
+    here: bool,
+    preparing: bool,
+    moved: bool,
+    accepted: Option<Timestamp>,
+    pledged: bool,
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = |all: &Vec<_>| {
+        all.iter().any(|one: &k8s_openapi::api::core::v1::PodCondition| {
+            one.type_ == "Ready" && one.status == "True"
+        })
+    };
+    pod.metadata.deletion_timestamp.is_none() && conditions.is_some_and(ready)
+}
+
+/// Has another look at the operation of every hosting object that changes.
+fn follow<K>(agent: &Arc<Agent>, changes: impl Stream<Item = Result<K, watcher::Error>> + Send + 'static)
+where
+    K: Resource + Debug + Send + 'static,
+{
+    let agent = Arc::clone(agent);
+    tokio::spawn(async move {
+        let mut changes = std::pin::pin!(changes);
+        while let Some(change) = changes.next().await {
+            match &change {
+                Ok(object) => nudge_owner(&agent, object.meta()),
+                Err(_) => log_failure(&change),
+            }
+        }
+    });
+}
+
+fn nudge_owner(agent: &Agent, metadata: &ObjectMeta) {
+    if let Some(entry) = ledger::entry(metadata) {
+        agent.nudge(entry.kind, &entry.name);
+    }
+}
+
+fn log_failure<T>(event: &Result<T, watcher::Error>) {
+    if let Err(error) = event {
+        tracing::warn!(%error, "a watch failed and starts again");
+    }
+}
+
+/// Takes down what movers say of their progress.
+fn listen(agent: &Arc<Agent>) {
+    let agent = Arc::clone(agent);
+    let events: Api<Event> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
+    let progress = watcher::Config::default().fields(&format!("reason={}", Reason::Progress));
+    tokio::spawn(async move {
+        let mut events = std::pin::pin!(watcher(events, progress).default_backoff().applied_objects());
+        while let Some(event) = events.next().await {
+            let Ok(event) = event.as_ref().inspect_err(|error| {
+                tracing::warn!(%error, "a watch failed and starts again");
+            }) else {
+                continue;
+            };
+            for kind in [Kind::DataUpload, Kind::DataDownload] {
+                if let Some((operation, Said::Progress(said))) = read_event(kind, event) {
+                    let progress = Progress { total_bytes: said.total_bytes, bytes_done: said.done_bytes };
+                    agent.progress.lock().insert(operation.uid, progress);
+                    agent.nudge(kind, &operation.name);
+                }
+            }
+        }
+    });
+}
+
+/// Reads the settings again when a config map changes, and from time to time. Settings that cannot be used leave those in
+/// force that can.
+fn reread(agent: &Arc<Agent>, sources: Sources, announce: watch::Sender<Arc<Settings>>) {
+    let client = agent.client.clone();
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &sources.namespace);
+    let name = if sources.node_agent.is_empty() { USUAL_NAME } else { &sources.node_agent };
+    let ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let agent = Arc::downgrade(agent);
+    tokio::spawn(async move {
+        let mut changes =
+            std::pin::pin!(watcher(maps, ours).default_backoff().touched_objects().map_ok(drop));
+        loop {
+            let _ = tokio::time::timeout(SETTINGS_AGE, changes.next()).await;
+            let Some(agent) = agent.upgrade() else { return };
+            match sources.read(&client).await {
+                Ok(settings) => {
+                    let changed = announce.send_if_modified(|current| {
+                        let changed = **current != settings;
+                        if changed {
+                            *current = Arc::new(settings);
+                        }
+                        changed
+                    });
+                    if changed {
+                        tracing::info!("settings have changed");
+                        agent.slot_is_free();
+                    }
+                }
+                Err(error) => tracing::error!(%error, "the settings in force stay"),
+            }
+        }
+    });
+}

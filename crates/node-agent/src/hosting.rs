@@ -1,0 +1,111 @@
+//! What a hosting pod does, in the words of the machine.
+
+use crate::machine::Hosting;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use lifeboat_datapath::observe::{PodReport, read_pod};
+use lifeboat_datapath::wire::Ending;
+use lifeboat_exposer::Operation;
+
+/// What a hosting pod does, and what is to be said about it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Hosted {
+    pub(crate) state: Hosting,
+    /// What keeps it from running, or how it ended.
+    pub(crate) words: Option<String>,
+    /// How the mover ended, if it did.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// What the hosting pod of an operation does; `wanted` says whether one that is not there is being made.
+pub(crate) fn hosted(operation: &Operation, pod: Option<&Pod>, wanted: bool) -> Hosted {
+    let said = |state, words: Option<String>| Hosted { state, words, ending: None };
+    let Some(pod) = pod else {
+        return said(if wanted { Hosting::Preparing } else { Hosting::Absent }, None);
+    };
+    let report = read_pod(operation, pod);
+    if let PodReport::Ended(ending) = report {
+        return ended(operation, pod, ending);
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        return said(Hosting::Preparing, Some("its pod is being deleted".to_owned()));
+    }
+    match report {
+        PodReport::Running => said(Hosting::Running, None),
+        PodReport::Waiting(Some(trouble)) if trouble.hopeless => {
+            said(Hosting::Broken, Some(trouble.to_string()))
+        }
+        PodReport::Waiting(trouble) => said(Hosting::Preparing, trouble.map(|trouble| trouble.to_string())),
+        PodReport::Ended(ending) => ended(operation, pod, ending),
+    }
+}
+
+fn ended(operation: &Operation, pod: &Pod, ending: Ending) -> Hosted {
+    let (state, words) = match &ending {
+        Ending::BackedUp(_) | Ending::Restored(_) => (Hosting::Succeeded, None),
+        Ending::Canceled(words) => (Hosting::Canceled, Some(words.clone())),
+        Ending::Failed(words) if was_lost(operation, pod) => (Hosting::Broken, Some(words.clone())),
+        Ending::Failed(words) => (Hosting::Failed, Some(words.clone())),
+    };
+    Hosted { state, words, ending: Some(ending) }
+}
+
+/// Whether the mover was ended from outside and had no time for last words, so that another one may get through. One that was
+/// killed for its memory would be killed again.
+fn was_lost(operation: &Operation, pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
+    let own = status.container_statuses.iter().flatten().find(|it| it.name == operation.uid);
+    let last = own.and_then(|own| own.state.as_ref()).and_then(|state| state.terminated.as_ref());
+    let silent = |last: &ContainerStateTerminated| {
+        last.message.as_deref().is_none_or(|words| words.trim().is_empty())
+            && last.reason.as_deref() != Some("OOMKilled")
+    };
+    status.phase.as_deref() == Some("Failed") && last.is_none_or(silent)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use lifeboat_exposer::Kind;
+    use serde_json::{Value, json};
+
+    fn state(status: Value) -> Hosting {
+        let operation = Operation {
+            kind: Kind::DataUpload,
+            namespace: "velero".into(),
+            name: "dm-1".into(),
+            uid: "u-1".into(),
+        };
+        let pod = json!({ "metadata": { "name": "dm-1" }, "spec": { "containers": [] }, "status": status });
+        hosted(&operation, Some(&serde_json::from_value(pod).unwrap()), false).state
+    }
+
+    fn ended(terminated: Value) -> Value {
+        json!({
+            "phase": "Failed",
+            "containerStatuses": [{
+                "name": "u-1", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": { "terminated": terminated },
+            }],
+        })
+    }
+
+    #[test]
+    fn a_mover_without_last_words_was_lost_unless_it_would_be_again() {
+        assert_eq!(state(ended(json!({ "exitCode": 1, "message": "no bucket" }))), Hosting::Failed);
+        assert_eq!(state(ended(json!({ "exitCode": 137, "reason": "Error" }))), Hosting::Broken);
+        assert_eq!(state(ended(json!({ "exitCode": 137, "reason": "OOMKilled" }))), Hosting::Failed);
+        assert_eq!(state(json!({ "phase": "Failed", "reason": "Evicted" })), Hosting::Broken);
+        assert_eq!(
+            state(ended(json!({ "exitCode": 1, "message": "x: data path is canceled" }))),
+            Hosting::Canceled
+        );
+    }
+
+    #[test]
+    fn a_pod_on_its_way_is_in_the_making() {
+        assert_eq!(state(json!({ "phase": "Pending" })), Hosting::Preparing);
+        assert_eq!(state(json!({ "phase": "Running" })), Hosting::Running);
+        assert_eq!(state(json!({ "phase": "Succeeded" })), Hosting::Failed);
+    }
+}

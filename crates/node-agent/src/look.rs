@@ -1,0 +1,165 @@
+//! A look at an operation: everything that the machine decides by.
+
+use crate::agent::Agent;
+use crate::exposing::Exposed;
+use crate::hosting::{Hosted, hosted};
+use crate::machine::{Hosting, Observation, Responsible, Suitable};
+use crate::operation::notes;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::Api;
+use lifeboat_api::Phase;
+use lifeboat_exposer::Next;
+use std::sync::Arc;
+
+/// How long a mover may take to stop before its pod is removed.
+const CANCEL_GRACE: SignedDuration = SignedDuration::from_secs(10);
+/// As many movers are tried.
+const MOVERS: u32 = 3;
+/// After so long an operation is everybody's, should the agent it falls to not see it.
+const ORPHANED_AFTER: SignedDuration = SignedDuration::from_secs(30);
+
+/// What was seen of an operation.
+pub(crate) struct Look<K: Exposed> {
+    pub(crate) observation: Observation,
+    pub(crate) pod: Option<Arc<Pod>>,
+    pub(crate) hosted: Hosted,
+    /// Its hosting, if that had to be looked at.
+    pub(crate) seen: Option<K::Seen>,
+    /// Why it cannot be done, if that is so.
+    pub(crate) hopeless: Option<String>,
+}
+
+/// Looks at an operation. Most looks cost nothing but memory: only what decides about the next step is asked for.
+pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K>, kube::Error> {
+    let phase = object.phase();
+    let operation = object.operation();
+    let pod = if phase == Phase::New { None } else { pod(agent, object).await? };
+    let replacing = time(object.note(notes::REPLACING_SINCE));
+    let hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
+    let finalizer = object.finalizers().iter().any(|one| one == K::FINALIZER);
+    let responsible = responsible(agent, object, pod.as_deref());
+    let ours = suitable(agent, object) != Suitable::Foreign && responsible != Responsible::Other;
+    let moved = object.note(notes::MOVED).is_some();
+    // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
+    let over = phase.is_final() && finalizer && ours;
+    let moving = matches!(phase, Phase::InProgress | Phase::Canceling) && moved && ours;
+    let seen = if over || moving { Some(object.look(agent, true).await?) } else { None };
+    let unclaimable = seen.as_ref().filter(|_| moving).and_then(|seen| object.unclaimable(seen));
+    let now = agent.now();
+    let passed = |since: Option<Timestamp>, limit: SignedDuration| {
+        since.is_some_and(|since| now.duration_since(since) >= limit)
+    };
+    let prepare_limit =
+        SignedDuration::try_from(agent.options.prepare_timeout).unwrap_or(SignedDuration::MAX);
+    let preparing_since = match phase {
+        Phase::InProgress => replacing,
+        _ => object.accepted_at().map(|time| time.0),
+    };
+    let observation = Observation {
+        kind: K::KIND,
+        phase,
+        suitable: suitable(agent, object),
+        responsible,
+        finalizer,
+        cancel: object.cancel(),
+        deleting: object.meta().deletion_timestamp.is_some(),
+        hosting: hosted.state,
+        leftovers: seen.as_ref().filter(|_| over).is_some_and(|seen| object.clean(seen) != Next::Done),
+        moved,
+        handed_over: seen
+            .as_ref()
+            .filter(|_| moving)
+            .is_some_and(|seen| object.hand_over(seen) == Next::Done),
+        unclaimable: unclaimable.is_some(),
+        queue_full: phase == Phase::New && agent.queue_full(),
+        // Slots are a node's own: nobody else gives them away.
+        slots_full: phase == Phase::Prepared
+            && (object.node() != agent.options.node || agent.slots_full(object)),
+        prepare_overdue: passed(preparing_since, prepare_limit),
+        cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
+        attempts_exhausted: movers_lost(object) + 1 >= MOVERS,
+    };
+    let hopeless = unclaimable.or_else(|| object.impossible());
+    Ok(Look { observation, pod, hosted, seen, hopeless })
+}
+
+/// How many movers of an operation were lost.
+pub(crate) fn movers_lost<K: Exposed>(object: &K) -> u32 {
+    object.note(notes::MOVERS_LOST).and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+pub(crate) fn time(text: Option<&str>) -> Option<Timestamp> {
+    text?.parse().ok()
+}
+
+/// The hosting pod: from memory, and only if it is not there from the cluster, so that a pod that was just made is not
+/// taken for one that is gone.
+async fn pod<K: Exposed>(agent: &Agent, object: &K) -> Result<Option<Arc<Pod>>, kube::Error> {
+    let name = object.name_any();
+    let uid = object.uid().unwrap_or_default();
+    let ours = |pod: &Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
+    if let Some(pod) = agent.pod(&name).filter(|pod| ours(pod)) {
+        return Ok(Some(pod));
+    }
+    if object.phase().is_final() {
+        return Ok(None);
+    }
+    let pods: Api<Pod> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
+    Ok(pods.get_opt(&name).await?.filter(ours).map(Arc::new))
+}
+
+fn suitable<K: Exposed>(agent: &Agent, object: &K) -> Suitable {
+    let mover = object.data_mover();
+    let built_in = agent.options.data_mover.is_empty() && matches!(mover, "" | "velero");
+    if !built_in && (mover.is_empty() || mover != agent.options.data_mover) {
+        Suitable::Foreign
+    } else if object.impossible().is_some() {
+        Suitable::Impossible
+    } else {
+        Suitable::Yes
+    }
+}
+
+/// Who has to act: the agent of the node that has the pod, before that the one that took the operation, and if there is none
+/// or it is not at work, whomever it falls to.
+fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>) -> Responsible {
+    let alive = agent.alive();
+    let own = agent.options.node.as_str();
+    let host = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
+    let accepted = Some(object.accepted_by());
+    let node = Some(object.node());
+    let candidates = match object.phase() {
+        Phase::New => [None, None],
+        Phase::Accepted => [host, accepted],
+        _ => [node, accepted],
+    };
+    let candidate = candidates.into_iter().flatten().find(|node| alive.contains(*node));
+    match candidate {
+        Some(node) if node == own => Responsible::Us,
+        Some(_) => Responsible::Other,
+        None => {
+            // A queue is kept by one, or it would overflow by as many as look at the same time.
+            let queued = object.phase() == Phase::New
+                && agent.settings().config.load_concurrency.prepare_queue_length > 0;
+            let matter = if queued { "prepare queue".to_owned() } else { object.uid().unwrap_or_default() };
+            let created = object.creation_timestamp().map(|time| time.0);
+            let old = created.is_some_and(|then| agent.now().duration_since(then) > ORPHANED_AFTER);
+            if agent.is_appointed(&matter) || old && !queued {
+                Responsible::Nobody
+            } else {
+                Responsible::Other
+            }
+        }
+    }
+}
+
+impl<K: Exposed> Look<K> {
+    /// The same, now that it is known that its hosting cannot come up.
+    pub(crate) fn broken(mut self, reason: String) -> Self {
+        self.observation.hosting = Hosting::Broken;
+        self.hosted.words = Some(reason);
+        self
+    }
+}
