@@ -2,6 +2,7 @@
 
 use crate::data_mover::{DataMover, PodVolume};
 use crate::install::Install;
+use crate::node_agent::NodeAgent;
 use clap::{Args, Parser, Subcommand};
 
 /// Backup, restore and migration of Kubernetes volumes.
@@ -18,6 +19,9 @@ pub enum Command {
     Version,
     /// Put our node-agent in the place of Velero's.
     Install(Install),
+    /// Run the agent of a node.
+    #[command(hide = true)]
+    NodeAgent(NodeAgent),
     /// Move a volume snapshot; runs in hosting pods only.
     #[command(hide = true)]
     DataMover(DataMover),

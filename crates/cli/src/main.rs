@@ -9,6 +9,7 @@ mod data_mover;
 mod install;
 mod log;
 mod manifests;
+mod node_agent;
 mod version;
 
 use args::{Cli, Command};
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Command::Install(args) => install::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::NodeAgent(args) => node_agent::run(args),
         Command::DataMover(args) => data_mover::run(args),
         Command::PodVolume(args) => data_mover::run_pod_volume(args),
     };

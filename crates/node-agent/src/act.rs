@@ -1,7 +1,7 @@
 //! Doing what the machine decides: one write at a time, each against the version that was looked at.
 
 use crate::Error;
-use crate::agent::Agent;
+use crate::agent::{Agent, Pledge};
 use crate::exposing::Exposed;
 use crate::look::{Look, look, movers_lost};
 use crate::machine::{Action, decide};
@@ -143,7 +143,7 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
 
 async fn accept<K: Exposed>(agent: &Agent, object: K) -> Result<Turn<K>, Error> {
     let uid = object.uid().unwrap_or_default();
-    agent.pledge(&uid);
+    agent.pledge(Pledge::Accepting, &uid);
     let now = agent.now();
     let turn = change(agent, object, |it| {
         set_phase(it, Phase::Accepted);
@@ -152,7 +152,9 @@ async fn accept<K: Exposed>(agent: &Agent, object: K) -> Result<Turn<K>, Error> 
         it.labels_mut().insert(labels::EXPOSE_ON_GOING.to_owned(), "true".to_owned());
     })
     .await;
-    agent.withdraw(&uid);
+    if !matches!(turn, Ok(Turn::Again(_))) {
+        agent.withdraw(Pledge::Accepting, &uid);
+    }
     turn
 }
 
@@ -162,7 +164,7 @@ async fn start<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<T
     let os = seen.pod.as_ref().and_then(|pod| pod.spec.as_ref()?.os.as_ref());
     let windows = os.is_some_and(|os| os.name == "windows");
     // From here on the slot is taken, whatever the watch still shows.
-    agent.pledge(&uid);
+    agent.pledge(Pledge::Starting, &uid);
     let turn = change(agent, object, |it| {
         set_phase(it, Phase::InProgress);
         it.status_mut().start_timestamp = Some(Time(now));
@@ -172,7 +174,7 @@ async fn start<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<T
     })
     .await;
     if !matches!(turn, Ok(Turn::Again(_))) {
-        agent.withdraw(&uid);
+        agent.withdraw(Pledge::Starting, &uid);
     }
     turn
 }
@@ -249,16 +251,14 @@ async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Re
     }
     let since = object.accepted_at().map(|time| time.0);
     let until = since.and_then(|since| since.checked_add(agent.options.prepare_timeout).ok());
-    let shown = |time: Option<Timestamp>| {
-        time.map_or_else(|| "now".to_owned(), |time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+    let shown = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let since = since.map_or_else(|| "now".to_owned(), shown);
+    // Who waits for a turn waits as long as it takes.
+    let until = match until.filter(|_| object.phase() == Phase::Accepted) {
+        Some(until) => format!("fails at {}", shown(until)),
+        None => "until it is canceled".to_owned(),
     };
-    let text = format!(
-        "waits for {} (since {}, fails at {}): {}",
-        waiting.for_what,
-        shown(since),
-        shown(until),
-        waiting.advice
-    );
+    let text = format!("waits for {} (since {since}, {until}): {}", waiting.for_what, waiting.advice);
     say(agent, object, text).await
 }
 

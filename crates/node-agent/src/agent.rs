@@ -46,9 +46,16 @@ pub(crate) struct Agent {
     agents: Store<Pod>,
     /// What movers last said of their progress, by the operation's UID.
     progress: Mutex<HashMap<String, Progress>>,
-    /// Operations that were just accepted or started here, until the watch shows it.
-    pledged: Mutex<HashSet<String>>,
+    /// What was just accepted or started here, for as long as the watch may not show it.
+    pledged: Mutex<HashSet<(Pledge, String)>>,
     nudges: HashMap<Kind, UnboundedSender<String>>,
+}
+
+/// What an agent has begun with an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Pledge {
+    Accepting,
+    Starting,
 }
 
 /// The stores that others fill.
@@ -157,22 +164,23 @@ impl Agent {
 
     pub(crate) fn forget(&self, uid: &str) {
         self.progress.lock().remove(uid);
-        self.pledged.lock().remove(uid);
+        self.pledged.lock().retain(|(_, of)| of != uid);
     }
 
-    pub(crate) fn pledge(&self, uid: &str) {
-        self.pledged.lock().insert(uid.to_owned());
+    pub(crate) fn pledge(&self, what: Pledge, uid: &str) {
+        self.pledged.lock().insert((what, uid.to_owned()));
     }
 
-    pub(crate) fn withdraw(&self, uid: &str) {
-        self.pledged.lock().remove(uid);
+    pub(crate) fn withdraw(&self, what: Pledge, uid: &str) {
+        self.pledged.lock().remove(&(what, uid.to_owned()));
     }
 
     /// Whether so many operations are being prepared that another has to wait.
     pub(crate) fn queue_full(&self) -> bool {
         let length = self.settings().config.load_concurrency.prepare_queue_length;
         let Ok(length) = usize::try_from(length) else { return false };
-        length > 0 && self.count(|seen| seen.preparing || seen.pledged && seen.phase == Phase::New) >= length
+        length > 0
+            && self.count(|seen| seen.preparing || seen.accepting && seen.phase == Phase::New) >= length
     }
 
     /// Whether this node cannot take on a prepared operation: those that move, and those whose turn is before it, take all
@@ -188,7 +196,7 @@ impl Agent {
         let before = self.count(|seen| {
             seen.phase == Phase::Prepared
                 && seen.here
-                && !seen.pledged
+                && !seen.starting
                 && seen.uid != uid
                 && rank(seen.direction, seen.accepted, seen.uid) < own
         });
@@ -201,7 +209,7 @@ impl Agent {
     fn busy(&self) -> usize {
         self.count(|seen| {
             let moving = matches!(seen.phase, Phase::InProgress | Phase::Canceling) && !seen.moved;
-            seen.here && (moving || seen.pledged && seen.phase == Phase::Prepared)
+            seen.here && (moving || seen.starting && seen.phase == Phase::Prepared)
         })
     }
 
@@ -224,7 +232,11 @@ impl Agent {
         uploads.count() + downloads.count()
     }
 
-    fn standing<'a, K: VolumeOperation>(&self, object: &'a K, pledged: &HashSet<String>) -> Standing<'a> {
+    fn standing<'a, K: VolumeOperation>(
+        &self,
+        object: &'a K,
+        pledged: &HashSet<(Pledge, String)>,
+    ) -> Standing<'a> {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
         Standing {
             uid,
@@ -234,7 +246,8 @@ impl Agent {
             preparing: object.labels().get(labels::EXPOSE_ON_GOING).is_some_and(|value| value == "true"),
             moved: object.note(notes::MOVED).is_some(),
             accepted: object.accepted_at().map(|time| time.0),
-            pledged: pledged.contains(uid),
+            accepting: pledged.contains(&(Pledge::Accepting, uid.to_owned())),
+            starting: pledged.contains(&(Pledge::Starting, uid.to_owned())),
         }
     }
 }
@@ -248,7 +261,8 @@ struct Standing<'a> {
     preparing: bool,
     moved: bool,
     accepted: Option<Timestamp>,
-    pledged: bool,
+    accepting: bool,
+    starting: bool,
 }
 
 fn is_ready(pod: &Pod) -> bool {

@@ -22,8 +22,8 @@ pub use settings::SettingsError;
 
 use agent::{Agent, Stores};
 use exposing::Exposed;
-use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use futures::{FutureExt, StreamExt};
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::controller::{Config, Controller};
@@ -93,12 +93,17 @@ pub enum Error {
     WatchEnded,
 }
 
-/// Runs an agent until it is told to stop by a signal.
+/// Runs an agent until `stop` comes. What it was about to do is left to whoever runs next.
 ///
 /// # Errors
 /// If it cannot start: the cluster cannot be reached, the settings cannot be used, or the metrics address is taken. What goes
 /// wrong later is tried again and logged.
-pub async fn run(client: Client, options: Options) -> Result<(), Error> {
+pub async fn run(
+    client: Client,
+    options: Options,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) -> Result<(), Error> {
+    let stop = stop.shared();
     let metrics = metrics::Metrics::new(&options.node)?;
     let ready = Arc::new(AtomicBool::new(false));
     let address = options.metrics_address;
@@ -119,8 +124,8 @@ pub async fn run(client: Client, options: Options) -> Result<(), Error> {
     tokio::spawn(sweep::sweep(Arc::clone(&agent)));
     ready.store(true, Ordering::Relaxed);
     futures::future::join(
-        drive(uploads, upload_nudges, Arc::clone(&agent)),
-        drive(downloads, download_nudges, Arc::clone(&agent)),
+        drive(uploads.graceful_shutdown_on(stop.clone()), upload_nudges, Arc::clone(&agent)),
+        drive(downloads.graceful_shutdown_on(stop), download_nudges, Arc::clone(&agent)),
     )
     .await;
     Ok(())
@@ -137,7 +142,6 @@ async fn drive<K: Exposed>(controller: Controller<K>, nudges: UnboundedReceiver<
     controller
         .with_config(Config::default().concurrency(AT_ONCE))
         .reconcile_on(nudged)
-        .shutdown_on_signal()
         .run(act::reconcile::<K>, act::retry::<K>, agent)
         .for_each(|result| async move {
             match result {
