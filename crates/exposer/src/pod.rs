@@ -15,6 +15,7 @@ pub const CACHE_PATH: &str = "/cachedir";
 const CACHE_VOLUME: &str = "cachedir";
 /// A folder that can be written though the root cannot.
 const TEMPORARY_VOLUME: &str = "tmp";
+const TEMPORARY_PATH: &str = "/tmp";
 
 /// What a mover may do beyond what every process may. All of these are allowed where the `baseline` standard is enforced.
 const TO_READ_FILES: &[&str] = &["DAC_OVERRIDE"];
@@ -153,8 +154,8 @@ fn container(
         mounts.push(mount(CACHE_VOLUME, CACHE_PATH));
     }
     mounts.extend(surroundings.volume_mounts.iter().cloned());
-    if !windows {
-        mounts.push(mount(TEMPORARY_VOLUME, "/tmp"));
+    if !windows && needs_temporary(surroundings) {
+        mounts.push(mount(TEMPORARY_VOLUME, TEMPORARY_PATH));
     }
     Container {
         name: operation.uid.clone(),
@@ -214,13 +215,18 @@ fn volumes(operation: &Operation, volume: &HostedVolume, surroundings: &Surround
         }),
         ..Volume::default()
     });
-    let temporary = Volume {
+    let temporary = needs_temporary(surroundings).then(|| Volume {
         name: TEMPORARY_VOLUME.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource::default()),
         ..Volume::default()
-    };
+    });
     let inherited = surroundings.volumes.iter().cloned();
-    std::iter::once(own).chain(cache).chain(inherited).chain([temporary]).collect()
+    std::iter::once(own).chain(cache).chain(inherited).chain(temporary).collect()
+}
+
+/// Whether the node-agent does not bring a folder for temporary files along.
+fn needs_temporary(surroundings: &Surroundings) -> bool {
+    !surroundings.volume_mounts.iter().any(|mount| mount.mount_path == TEMPORARY_PATH)
 }
 
 fn pod_security(windows: bool, no_relabeling: bool) -> PodSecurityContext {

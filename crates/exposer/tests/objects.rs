@@ -360,3 +360,23 @@ fn a_cache_is_made_for_large_snapshots_and_those_of_unknown_size() {
     assert_eq!(claim["spec"]["resources"]["requests"]["storage"], (6 * gib).to_string());
     assert_eq!(claim["metadata"]["annotations"], json!({ "volume.kubernetes.io/selected-node": "n1" }));
 }
+
+#[test]
+fn a_folder_for_temporary_files_is_there_exactly_once() {
+    let tmp_mounts = |surroundings: &Surroundings| {
+        let pod = hosting_pod(
+            &operation(Kind::DataUpload),
+            &volume(claim(false)),
+            &Placement::default(),
+            surroundings,
+        );
+        let pod = serde_json::to_value(pod).unwrap();
+        let named = |value: &Value| value.as_array().unwrap().iter().filter(|it| it["name"] == "tmp").count();
+        (named(&pod["spec"]["volumes"]), named(&pod["spec"]["containers"][0]["volumeMounts"]))
+    };
+    assert_eq!(tmp_mounts(&surroundings()), (1, 1));
+    let mut own = surroundings();
+    own.volumes.push(serde_json::from_value(json!({ "name": "tmp", "emptyDir": {} })).unwrap());
+    own.volume_mounts.push(serde_json::from_value(json!({ "name": "tmp", "mountPath": "/tmp" })).unwrap());
+    assert_eq!(tmp_mounts(&own), (1, 1));
+}

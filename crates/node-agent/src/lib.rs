@@ -32,7 +32,7 @@ use kube::runtime::watcher;
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::Kind;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -107,7 +107,7 @@ pub async fn run(
     let metrics = metrics::Metrics::new(&options.node)?;
     let ready = Arc::new(AtomicBool::new(false));
     let address = options.metrics_address;
-    let listener = TcpListener::bind(address).await.map_err(|source| Error::Address { address, source })?;
+    let listener = listen(address).await.map_err(|source| Error::Address { address, source })?;
     tokio::spawn(http::serve(listener, metrics.clone(), Arc::clone(&ready)));
 
     let uploads = controller::<DataUpload>(&client, &options.namespace);
@@ -129,6 +129,16 @@ pub async fn run(
     )
     .await;
     Ok(())
+}
+
+/// Listens at an address; where there is no IPv6, every address means every one of IPv4.
+async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        bound => bound,
+    }
 }
 
 fn controller<K: Exposed>(client: &Client, namespace: &str) -> Controller<K> {
