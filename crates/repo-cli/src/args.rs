@@ -12,6 +12,7 @@ use crate::commands::list::ListArgs;
 use crate::commands::logs::LogsCommand;
 use crate::commands::maintenance::MaintenanceCommand;
 use crate::commands::manifest::ManifestCommand;
+use crate::commands::mount::MountArgs;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 use crate::commands::restore::RestoreArgs;
@@ -85,6 +86,8 @@ pub enum Command {
     },
     /// Find a file in all snapshots
     Find(FindArgs),
+    /// See snapshots as a directory of this machine
+    Mount(MountArgs),
     /// Compare two snapshots or directories of snapshots
     Diff(DiffArgs),
     /// Look at contents, and check them

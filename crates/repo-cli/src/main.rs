@@ -5,6 +5,7 @@
 mod allocator;
 mod args;
 mod commands;
+mod mount;
 mod output;
 mod progress;
 mod session;

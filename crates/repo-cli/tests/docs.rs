@@ -31,13 +31,17 @@ fn run(page: &str, folder: &Path, variables: &[(&str, String)]) -> Result<String
     run_script(&commands(page), folder, variables)
 }
 
+/// What a script has mounted goes when it ends, however it does.
+const UNMOUNT: &str =
+    r#"trap 'sed -n "s|^[^ ]* \($PWD/[^ ]*\) fuse.*|\1|p" /proc/mounts | xargs -r umount -l' EXIT"#;
+
 fn run_script(script: &str, folder: &Path, variables: &[(&str, String)]) -> Result<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_lifeboat-repo"));
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("sh");
     shell
         .current_dir(folder)
-        .args(["-c", script])
+        .args(["-c", &format!("{UNMOUNT}\n{script}")])
         .env_clear()
         .env("HOME", folder)
         .env("PATH", format!("{}:{path}", program.parent().unwrap().display()))
@@ -123,6 +127,12 @@ cp -r volume before
 rm volume/deep/below/note.txt
 lifeboat-repo snapshot create volume
 found=$(lifeboat-repo find note.txt | sed -n 's/.*lifeboat-repo restore \(.*\) TARGET/\1/p')
+mkdir seen
+lifeboat-repo mount "${found%%/*}" seen &
+until [ -e seen/deep/below/note.txt ]; do kill -0 $!; sleep 0.1; done
+diff -r seen before
+umount seen
+wait $!
 lifeboat-repo restore "$found" volume/deep/below/note.txt
 diff -r volume before
 LIFEBOAT_NEW_PASSWORD=second lifeboat-repo repository change-password

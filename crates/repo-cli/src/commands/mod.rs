@@ -12,6 +12,7 @@ pub mod list;
 pub mod logs;
 pub mod maintenance;
 pub mod manifest;
+pub mod mount;
 pub mod policy;
 mod provider;
 mod quickstart;
@@ -50,6 +51,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::List(args) => list::run(&session, &args),
         Command::Show { object } => show(&session, &object),
         Command::Find(args) => find::run(&session, &args),
+        Command::Mount(args) => mount::run(&session, &args),
         Command::Diff(args) => diff::run(&session, &args),
         Command::Content(command) => content::run(&session, command),
         Command::Blob(command) => blob::run(&session, command),

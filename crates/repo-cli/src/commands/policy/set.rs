@@ -50,6 +50,48 @@ where
     }
 }
 
+/// The flags of one list of a policy: what is added to it, what is taken off it, and that it is emptied first.
+macro_rules! list_flags {
+    ($(#[$doc:meta])* $name:ident, $value:literal, $add:literal, $remove:literal, $clear:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Args)]
+        pub struct $name {
+            $(#[$doc])*
+            #[arg(id = $add, long = $add, value_name = $value)]
+            add: Vec<String>,
+            /// Take them off that list
+            #[arg(id = $remove, long = $remove, value_name = $value)]
+            remove: Vec<String>,
+            /// Empty that list
+            #[arg(id = $clear, long = $clear)]
+            clear: bool,
+        }
+
+        impl $name {
+            fn apply(&self, list: &mut Vec<String>) {
+                edit(list, self.clear, &self.add, &self.remove);
+            }
+        }
+    };
+}
+
+list_flags! {
+    /// Compress only files with these extensions, and those before
+    OnlyCompress, "EXT", "add-only-compress", "remove-only-compress", "clear-only-compress"
+}
+list_flags! {
+    /// Never compress files with these extensions, and those before
+    NeverCompress, "EXT", "add-never-compress", "remove-never-compress", "clear-never-compress"
+}
+list_flags! {
+    /// Leave these out: rules as in `.gitignore`
+    Ignore, "PATTERN", "add-ignore", "remove-ignore", "clear-ignore"
+}
+list_flags! {
+    /// Read rules from files of these names
+    DotIgnore, "NAME", "add-dot-ignore", "remove-dot-ignore", "clear-dot-ignore"
+}
+
 /// What is changed. Numbers and yes-or-no settings also take `inherit`.
 #[derive(Debug, Args)]
 pub struct SetArgs {
@@ -84,24 +126,12 @@ pub struct SetArgs {
     /// Compress only files of at most so many bytes
     #[arg(long, value_name = "BYTES")]
     pub compression_max_size: Option<i64>,
-    /// Compress only files with these extensions, and those before
-    #[arg(long, value_name = "EXT")]
-    pub add_only_compress: Vec<String>,
-    /// Take extensions off that list
-    #[arg(long, value_name = "EXT")]
-    pub remove_only_compress: Vec<String>,
-    /// Empty that list
-    #[arg(long)]
-    pub clear_only_compress: bool,
-    /// Never compress files with these extensions, and those before
-    #[arg(long, value_name = "EXT")]
-    pub add_never_compress: Vec<String>,
-    /// Take extensions off that list
-    #[arg(long, value_name = "EXT")]
-    pub remove_never_compress: Vec<String>,
-    /// Empty that list
-    #[arg(long)]
-    pub clear_never_compress: bool,
+    /// Which extensions alone are compressed.
+    #[command(flatten)]
+    pub only_compress: OnlyCompress,
+    /// Which extensions are not.
+    #[command(flatten)]
+    pub never_compress: NeverCompress,
     /// Compress directories like this
     #[arg(long, value_name = "ALGO")]
     pub metadata_compression: Option<String>,
@@ -109,24 +139,12 @@ pub struct SetArgs {
     #[arg(long, value_name = "ALGO")]
     pub splitter: Option<String>,
 
-    /// Leave these out: rules as in `.gitignore`
-    #[arg(long, value_name = "PATTERN")]
-    pub add_ignore: Vec<String>,
-    /// Take rules off that list
-    #[arg(long, value_name = "PATTERN")]
-    pub remove_ignore: Vec<String>,
-    /// Empty that list
-    #[arg(long)]
-    pub clear_ignore: bool,
-    /// Read rules from files of these names
-    #[arg(long, value_name = "NAME")]
-    pub add_dot_ignore: Vec<String>,
-    /// Take names off that list
-    #[arg(long, value_name = "NAME")]
-    pub remove_dot_ignore: Vec<String>,
-    /// Empty that list
-    #[arg(long)]
-    pub clear_dot_ignore: bool,
+    /// Rules about what is left out.
+    #[command(flatten)]
+    pub ignore: Ignore,
+    /// Files that have such rules.
+    #[command(flatten)]
+    pub dot_ignore: DotIgnore,
     /// Leave out files of more than so many bytes (0 for none)
     #[arg(long, value_name = "BYTES")]
     pub max_file_size: Option<i64>,
@@ -227,18 +245,8 @@ impl SetArgs {
         let compression = &mut policy.compression;
         compression.min_size = self.compression_min_size.unwrap_or(compression.min_size);
         compression.max_size = self.compression_max_size.unwrap_or(compression.max_size);
-        edit(
-            &mut compression.only_compress,
-            self.clear_only_compress,
-            &self.add_only_compress,
-            &self.remove_only_compress,
-        );
-        edit(
-            &mut compression.never_compress,
-            self.clear_never_compress,
-            &self.add_never_compress,
-            &self.remove_never_compress,
-        );
+        self.only_compress.apply(&mut compression.only_compress);
+        self.never_compress.apply(&mut compression.never_compress);
         match self.splitter.as_deref() {
             None => {}
             Some("inherit") => policy.splitter.algorithm.clear(),
@@ -252,13 +260,8 @@ impl SetArgs {
 
     fn apply_files(&self, policy: &mut Policy) {
         let files = &mut policy.files;
-        edit(&mut files.ignore, self.clear_ignore, &self.add_ignore, &self.remove_ignore);
-        edit(
-            &mut files.ignore_dot_files,
-            self.clear_dot_ignore,
-            &self.add_dot_ignore,
-            &self.remove_dot_ignore,
-        );
+        self.ignore.apply(&mut files.ignore);
+        self.dot_ignore.apply(&mut files.ignore_dot_files);
         files.max_file_size = self.max_file_size.unwrap_or(files.max_file_size);
         set(&mut files.one_file_system, &self.one_file_system);
         set(&mut files.ignore_cache_dirs, &self.ignore_cache_dirs);
