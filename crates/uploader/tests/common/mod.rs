@@ -131,6 +131,11 @@ impl Opened<'_> {
         (manifest, progress.totals())
     }
 
+    /// Sees what others have published since it was opened.
+    pub fn refresh(&self) {
+        self.place.runtime.block_on(self.inner.refresh()).unwrap();
+    }
+
     /// The entries of a directory.
     pub fn entries(&self, object: &str) -> Vec<DirEntry> {
         let reader = self.interface.open_object(&Id::new(object)).unwrap();
