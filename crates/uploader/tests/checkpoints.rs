@@ -102,8 +102,10 @@ fn a_cancelled_backup_leaves_a_snapshot_that_the_next_one_goes_on_from() {
 fn a_backup_whose_process_died_is_gone_on_with_from_its_last_checkpoint() {
     // A machine may be done with the backup before anyone sees that a checkpoint is there: give it more to wait for.
     let delays = [300, 2_000, 8_000].map(Duration::from_millis);
-    let place = delays.into_iter().find_map(die_behind_a_checkpoint);
-    assert_goes_on(&place.expect("every backup was done before its process could be ended"));
+    let Some(place) = delays.into_iter().find_map(die_behind_a_checkpoint) else {
+        panic!("every backup was done before its process could be ended");
+    };
+    assert_goes_on(&place);
 }
 
 /// A backup that ends with its process after a checkpoint; `None` if the backup was done before.
