@@ -16,6 +16,7 @@ use crate::commands::mount::MountArgs;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 use crate::commands::restore::RestoreArgs;
+use crate::commands::sessions::SessionCommand;
 use crate::commands::snapshot::SnapshotCommand;
 use crate::commands::sync::SyncArgs;
 use clap::{Args, Parser, Subcommand};
@@ -111,6 +112,9 @@ pub enum Command {
     /// Look at the logs that clients keep in the repository
     #[command(subcommand, visible_alias = "log")]
     Logs(LogsCommand),
+    /// See who is writing to the repository
+    #[command(subcommand)]
+    Session(SessionCommand),
     /// Measure how fast this machine is
     #[command(subcommand)]
     Benchmark(BenchmarkCommand),

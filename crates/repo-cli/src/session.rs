@@ -141,8 +141,8 @@ impl Session {
                 if is_second {
                     std::process::exit(130);
                 }
-                eprintln!("ending; a second signal ends at once");
                 switch.cancel();
+                eprintln!("ending; a second signal ends at once");
             }
         });
         cancel

@@ -7,6 +7,7 @@ use common::Ours;
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::tree::{Compare, Random, assert_same};
 use serde_json::Value;
+use std::io::{BufRead, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -191,4 +192,78 @@ fn what_must_not_be_read_is_named_and_the_policy_decides() {
     assert!(errors.contains("2 errors were ignored"), "{errors}");
     // So that the folder can be removed.
     std::fs::set_permissions(source.join("locked"), PermissionsExt::from_mode(0o700)).unwrap();
+}
+
+/// Starts a backup of what is written into it.
+fn start_stream(place: &Place, name: &str) -> Child {
+    let mut command = place.ours.command(["snapshot", "create", "--stdin-file", name, "/dumps"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_stream_becomes_a_file_that_kopia_restores_too() {
+    let place = Place::new();
+    let bytes = Random::new(6).bytes(9_000_001);
+    let mut child = start_stream(&place, "dump.sql");
+    child.stdin.take().unwrap().write_all(&bytes).unwrap();
+    assert!(child.wait().unwrap().success());
+    let snapshots = place.snapshots();
+    let [snapshot] = snapshots.as_slice() else { panic!("{snapshots:?}") };
+    assert_eq!(snapshot["source"]["path"], "/dumps");
+    assert_eq!(snapshot["stats"]["totalSize"], 9_000_001);
+    let id = snapshot["id"].as_str().unwrap();
+    let kopia = Kopia::new(PASSWORD).unwrap();
+    kopia.connect_filesystem(&place.repository(), &[]).unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| place.folder.path().join(name));
+    place.ours.restore(id, &ours).unwrap();
+    kopia.restore(id, &theirs).unwrap();
+    assert_eq!(std::fs::read(ours.join("dump.sql")).unwrap(), bytes);
+    assert_same(&ours, &theirs, Compare::kept_by_kopia()).unwrap();
+    kopia.verify_snapshots().unwrap();
+}
+
+#[test]
+fn a_writer_is_seen_while_it_writes() {
+    let place = Place::new();
+    let sessions = || -> Vec<Value> {
+        let output = place.ours.run(["session", "list", "--json"]).unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert!(sessions().is_empty());
+    let mut child = start_stream(&place, "dump");
+    // More than a pack: the marker is there before it is.
+    child.stdin.as_mut().unwrap().write_all(&Random::new(8).bytes(60_000_000)).unwrap();
+    let started = Instant::now();
+    let found = loop {
+        match sessions().pop() {
+            Some(found) => break found,
+            None => assert!(started.elapsed() < Duration::from_secs(120), "no session is seen"),
+        }
+    };
+    assert!(found["id"].as_str().unwrap().starts_with('s'), "{found}");
+    assert!(found["startTime"].is_string() && found["username"].is_string(), "{found}");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert!(sessions().is_empty());
+}
+
+#[test]
+fn a_stream_that_is_cancelled_is_no_snapshot() {
+    let place = Place::new();
+    let mut child = start_stream(&place, "dump.sql");
+    let mut stream = child.stdin.take().unwrap();
+    // More than a pipe holds: the program reads, so that it knows what a signal means.
+    stream.write_all(&Random::new(7).bytes(5_000_000)).unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    // It says that it has heard it; only then the stream ends.
+    let mut said = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("a second signal ends at once")));
+    drop(stream);
+    assert!(!child.wait().unwrap().success());
+    assert!(place.snapshots().is_empty());
+    for name in ["", "..", "a/b"] {
+        let refused = place.ours.try_run(["snapshot", "create", "--stdin-file", name, "/dumps"]).unwrap();
+        assert!(!refused.status.success(), "{name:?}");
+    }
 }

@@ -13,8 +13,10 @@ mod error;
 mod io;
 mod progress;
 mod restore;
+mod single;
 mod snapshots;
 mod source;
+mod stream;
 
 pub use backup::{BackupOptions, MAX_CHECKPOINT_INTERVAL, back_up, estimate};
 pub use block::{BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, back_up_block, restore_block};
@@ -22,3 +24,4 @@ pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
 pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};
 pub use snapshots::{apply_retention, find_parents, find_snapshots, save_snapshot};
+pub use stream::{StreamBackupOptions, back_up_stream};

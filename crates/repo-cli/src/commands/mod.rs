@@ -19,6 +19,7 @@ mod quickstart;
 pub mod repair;
 mod repository;
 pub mod restore;
+pub mod sessions;
 pub mod snapshot;
 pub mod sync;
 
@@ -60,6 +61,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Maintenance(command) => maintenance::run(&session, command),
         Command::Cache(command) => cache::run(&session, &command),
         Command::Logs(command) => logs::run(&session, &command),
+        Command::Session(command) => sessions::run(&session, &command),
         Command::Quickstart(_) | Command::Benchmark(_) | Command::Completion { .. } | Command::Man { .. } => {
             Ok(())
         }

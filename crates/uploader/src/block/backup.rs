@@ -7,16 +7,14 @@
 use crate::backup::threads;
 use crate::io::{is_zero, read_at};
 use crate::progress::{Cancel, Progress};
+use crate::single::Single;
 use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::policy::Policy;
-use lifeboat_kopia::snapshot::{
-    DIRECTORY_PREFIX, DirEntries, DirEntry, DirWriter, EntryType, GoMode, SnapshotManifest, SourceInfo,
-    Stats, SummaryBuilder,
-};
+use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType, GoMode, SnapshotManifest, SourceInfo};
 use lifeboat_repository::{
-    AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository, WholeObject,
+    AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository,
 };
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
@@ -325,45 +323,16 @@ fn manifest(
         object: object.into_string(),
         ..DirEntry::default()
     };
-    let mut summary = SummaryBuilder::default();
-    summary.add(&file);
-    let summary = summary.build(ROOT_TIME, "");
-    let mut listing = DirWriter::new();
-    listing.push(&file)?;
-    let write_options = ObjectWriteOptions {
-        full_path: name.clone(),
-        data_type: DataType::Metadata,
-        access_mode: AccessMode::File,
-        prefix: Some(DIRECTORY_PREFIX),
-        compressor: options.policy.metadata_compression.compressor.clone(),
-        ..ObjectWriteOptions::default()
-    };
-    let bytes = listing.finish(&summary)?;
-    let ids = repository.write_objects(&[WholeObject { data: &bytes, options: &write_options }])?;
-    let root = DirEntry {
-        name: name.into(),
-        entry_type: EntryType::Directory,
-        mode: GoMode::from_unix(MODE),
-        mtime: ROOT_TIME,
-        object: ids.into_iter().next().ok_or(Error::Worker)?.into_string(),
-        summary: Some(summary),
-        ..DirEntry::default()
-    };
-    Ok(SnapshotManifest {
-        source: options.source.clone(),
-        description: options.description.clone(),
+    let directory = Single {
+        source: &options.source,
+        description: &options.description,
+        policy: &options.policy,
         start_time,
-        end_time: repository.now().max(start_time),
-        stats: Stats {
-            total_size: i64::try_from(device.size).unwrap_or(i64::MAX),
-            file_count: 1,
-            non_cached_files: 1,
-            dir_count: 1,
-            ..Stats::default()
-        },
-        root_entry: Some(root),
-        ..SnapshotManifest::default()
-    })
+        name,
+        mode: MODE,
+        time: ROOT_TIME,
+    };
+    directory.snapshot(repository, &file)
 }
 
 #[cfg(test)]

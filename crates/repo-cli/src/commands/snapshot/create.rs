@@ -14,8 +14,8 @@ use lifeboat_kopia::snapshot::{SnapshotManifest, SourceInfo};
 use lifeboat_repository::Repository as _;
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_uploader::{
-    BackupOptions, BlockBackupOptions, Cancel, MAX_CHECKPOINT_INTERVAL, Progress, apply_retention, back_up,
-    back_up_block, find_parents, save_snapshot,
+    BackupOptions, BlockBackupOptions, Cancel, MAX_CHECKPOINT_INTERVAL, Progress, StreamBackupOptions,
+    apply_retention, back_up, back_up_block, back_up_stream, find_parents, save_snapshot,
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,9 @@ pub struct CreateArgs {
     /// All directories that were backed up before under this name of user and host
     #[arg(long, conflicts_with = "sources")]
     pub all: bool,
+    /// Back up what comes in on the standard input, as a file of this name; the directory only names the snapshot
+    #[arg(long, value_name = "NAME", value_parser = parse_file_name, conflicts_with = "all")]
+    pub stdin_file: Option<String>,
     /// Take the snapshot under another name, as user@host:/path; only of one directory
     #[arg(long, value_name = "SOURCE")]
     pub override_source: Option<String>,
@@ -58,6 +61,14 @@ pub struct CreateArgs {
     /// Output for programs.
     #[command(flatten)]
     pub json: JsonArgs,
+}
+
+fn parse_file_name(text: &str) -> Result<String, String> {
+    match text {
+        "" | "." | ".." => Err("that is not the name of a file".to_owned()),
+        _ if text.contains(['/', '\0']) => Err("it is the name of a file, not a path".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -100,7 +111,16 @@ impl Creation<'_> {
             }
             return Ok(sources);
         }
+        if self.args.stdin_file.is_some() && self.args.sources.len() != 1 {
+            bail!("--stdin-file takes one directory, which names the snapshot");
+        }
         match (&self.args.override_source, self.args.sources.as_slice()) {
+            (None, [path]) if self.args.stdin_file.is_some() => {
+                let absolute = std::path::absolute(path)?;
+                let text = absolute.to_str().with_context(|| format!("{path:?} is not valid UTF-8"))?;
+                let source = SourceInfo::new(&connection.username, &connection.hostname, text);
+                Ok(vec![(path.clone(), source)])
+            }
             (None, paths) => {
                 paths.iter().map(|path| Ok((path.clone(), source_of(&connection, path)?))).collect()
             }
@@ -168,6 +188,15 @@ impl Creation<'_> {
         parents: Vec<SnapshotManifest>,
         progress: &Progress,
     ) -> lifeboat_uploader::Result<SnapshotManifest> {
+        if let Some(name) = &self.args.stdin_file {
+            let options = StreamBackupOptions {
+                name: name.clone(),
+                source: source.clone(),
+                policy: (**policies.policy()).clone(),
+                description: self.args.description.clone(),
+            };
+            return back_up_stream(repository, &options, &mut std::io::stdin(), progress, &self.cancel);
+        }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let budget = self.session.budget().clone();
         let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_block_device());
