@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use jiff::SignedDuration;
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::gojson::{GoTime, Nanos};
-use lifeboat_kopia::maintain::{self, Mode, Options, Outcome, Report, Safety};
+use lifeboat_kopia::maintain::{self, Mode, Options, Safety};
 use lifeboat_kopia::maintenance::{Params, Schedule};
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use std::fs::{File, TryLockError};
@@ -71,8 +71,8 @@ pub struct RunArgs {
     /// Do everything, also what is not due
     #[arg(long)]
     pub full: bool,
-    /// Run it although somebody else is to do it (make sure that they do not), and succeed although missing packs
-    /// are in the way of some of it
+    /// Run it although somebody else is to do it (make sure that they do not), and succeed although not everything
+    /// could be done
     #[arg(long)]
     pub force: bool,
     /// Keep up the index only, due or not
@@ -143,16 +143,8 @@ fn maintain(session: &Session, args: &RunArgs) -> Result<()> {
     let report = session.wait(maintain::run(&repository, mode, &safety, &options))?;
     session.wait(repository.close())?;
     print!("{report}");
-    judge(&report, args.force)
-}
-
-/// Whether a run was a success. What is in the way may be forced, as with Kopia; what has failed may not.
-fn judge(report: &Report, force: bool) -> Result<()> {
-    if report.tasks.iter().any(|task| task.outcome == Outcome::Failed) {
-        bail!("maintenance failed; see what failed above, and run it again when that is mended");
-    }
-    if report.obstacle_count > 0 && !force {
-        bail!("not everything could be done; see what is in the way above");
+    if !report.is_clean() && !args.force {
+        bail!("not everything could be done; see what failed or is in the way above");
     }
     Ok(())
 }
@@ -263,35 +255,4 @@ fn pause(session: &Session, repository: &Repository, args: &SetArgs) -> Result<(
         schedule.next_full = GoTime(now.checked_add(time)?);
     }
     Ok(session.wait(schedule.save(&*store, &format, &environment))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lifeboat_kopia::maintain::{Amount, TaskReport};
-    use lifeboat_kopia::maintenance::Task;
-
-    #[test]
-    fn obstacles_may_be_forced_and_failures_may_not() {
-        let report = |outcome, obstacle_count| Report {
-            ran: None,
-            dry_run: false,
-            tasks: vec![TaskReport { task: Task::CleanupLogs, outcome, summary: String::new() }],
-            obstacles: Vec::new(),
-            obstacle_count,
-            reclaimed: Amount::default(),
-            pending: Vec::new(),
-            next_quick: None,
-            next_full: None,
-        };
-        for (outcome, obstacles, plain, forced) in [
-            (Outcome::Done, 0, true, true),
-            (Outcome::Skipped, 3, false, true),
-            (Outcome::Failed, 0, false, false),
-            (Outcome::Failed, 3, false, false),
-        ] {
-            let report = report(outcome, obstacles);
-            assert_eq!((judge(&report, false).is_ok(), judge(&report, true).is_ok()), (plain, forced));
-        }
-    }
 }
