@@ -34,7 +34,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer"]),
-    ("lifeboat-cli", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer", "lifeboat-node-agent"]),
+    (
+        "lifeboat-cli",
+        &["lifeboat-api", "lifeboat-budget", "lifeboat-datapath", "lifeboat-exposer", "lifeboat-node-agent"],
+    ),
     (
         "lifeboat-repo-cli",
         &[

@@ -36,7 +36,7 @@ fn an_upload_as_the_server_creates_it() {
         "status": { "progress": {} },
     }));
     assert_eq!(upload.spec.operation_timeout.to_std().as_secs(), 600);
-    assert_eq!(upload.status.unwrap().operation.phase.unwrap_or_default(), Phase::New);
+    assert_eq!(upload.status.unwrap().movement.operation.phase.unwrap_or_default(), Phase::New);
 }
 
 #[test]
@@ -56,8 +56,11 @@ fn an_upload_that_is_done() {
         },
     }));
     let status = upload.status.unwrap();
-    assert!(status.operation.phase.unwrap().is_final());
-    assert_eq!(status.operation.progress, Progress { total_bytes: 5_000_000_000, bytes_done: 5_000_000_000 });
+    assert!(status.movement.operation.phase.unwrap().is_final());
+    assert_eq!(
+        status.movement.operation.progress,
+        Progress { total_bytes: 5_000_000_000, bytes_done: 5_000_000_000 }
+    );
 }
 
 #[test]

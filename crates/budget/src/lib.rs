@@ -5,12 +5,16 @@
 //! reservation must be able to finish without taking another one from the same budget, or must use
 //! [`Budget::try_reserve`] for it: that rule is what makes the wait free of deadlocks.
 //!
+//! What the budget bounds must not pile up elsewhere: [`be_frugal`] sees to that.
+//!
 //! Threads wait with [`Budget::reserve`]; async code waits with [`Budget::reserve_async`].
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocator;
 mod cgroup;
 mod semaphore;
 
+pub use allocator::be_frugal;
 pub use cgroup::{CgroupLimit, default_bytes, memory_limit};
 pub use semaphore::{Budget, Reservation, TooLarge};

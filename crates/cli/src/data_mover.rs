@@ -2,6 +2,7 @@
 
 use crate::args::Place;
 use crate::log::LogArgs;
+use crate::signals::told_to_stop;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use kube::Client;
@@ -181,7 +182,7 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
     let runtime = Runtime::new().context("cannot start")?;
     let ending = runtime.block_on(async {
         match client().await {
-            Ok(client) => mover::run(client, options).await,
+            Ok(client) => mover::run(client, options, told_to_stop()).await,
             Err(error) => Ending::Failed(format!("data path for {} cannot start: {error:#}", options.name)),
         }
     });

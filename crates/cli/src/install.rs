@@ -1,7 +1,7 @@
 //! `lifeboat install`: our node-agent in the place of Velero's.
 
 use crate::args::Place;
-use crate::manifests::{NODE_AGENT, NodeAgent};
+use crate::manifests::{NODE_AGENT, NodeAgent, daemon_set_name, replacement};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -11,6 +11,7 @@ use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 use kube::{Api, Client};
 use serde_json::Value;
+use std::num::NonZeroU32;
 use tokio::runtime::Runtime;
 
 /// Who applies.
@@ -22,6 +23,13 @@ pub struct Install {
     /// Replace the node-agent of an existing Velero; its server stays.
     #[arg(long, required = true)]
     node_agent_only: bool,
+    /// Leave Velero's node-agent as it is and run ours beside it, for backups that ask for this data mover.
+    #[arg(long)]
+    data_mover: Option<String>,
+    /// Run hosting pods as this user without any capability instead of as root: it reads devices, if the container runtime
+    /// gives it the ones of its pod, and files that this user may read.
+    #[arg(long)]
+    mover_user: Option<NonZeroU32>,
     /// The image.
     #[arg(long)]
     image: String,
@@ -69,12 +77,17 @@ impl Install {
             image: self.image.clone(),
             // An agent that is there has its credentials where they are.
             secret: (!self.no_secret && existing.is_none()).then(|| self.secret.clone()),
+            mover_user: self.mover_user,
+            beside: self.data_mover.is_some(),
             args: existing.and_then(args_of).unwrap_or_else(|| self.agent_args()),
         }
     }
 
     fn agent_args(&self) -> Vec<String> {
+        let beside = self.data_mover.is_some().then(|| daemon_set_name(true).to_owned());
         let flags = [
+            ("--daemonset", &beside),
+            ("--data-mover", &self.data_mover),
             ("--node-agent-configmap", &self.node_agent_configmap),
             ("--backup-repository-configmap", &self.backup_repository_configmap),
         ];
@@ -107,16 +120,28 @@ impl Install {
             );
         }
         let daemon_sets = Api::<DaemonSet>::namespaced(client.clone(), namespace);
-        let existing = daemon_sets.get_opt(NODE_AGENT).await.context("cannot ask for the node-agent")?;
+        let daemon_set = daemon_set_name(self.data_mover.is_some());
+        let existing = daemon_sets.get_opt(daemon_set).await.context("cannot ask for the node-agent")?;
         if existing.is_some()
             && (self.node_agent_configmap.is_some() || self.backup_repository_configmap.is_some())
         {
             bail!(
-                "the node-agent that is there keeps its arguments; change them with `kubectl edit daemonset {NODE_AGENT}`"
+                "the node-agent that is there keeps its arguments; change them with `kubectl edit daemonset {daemon_set}`"
             );
         }
         for object in self.node_agent(existing.as_ref()).objects() {
-            let name = apply(&client, namespace, &object).await?;
+            let name = match existing.as_ref().filter(|_| object["kind"] == "DaemonSet") {
+                Some(existing) => {
+                    // One write, so that one step back undoes it.
+                    let change = Patch::Strategic(replacement(object, existing));
+                    let params =
+                        PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+                    let patched = daemon_sets.patch(daemon_set, &params, &change).await;
+                    patched.with_context(|| format!("cannot change daemonset/{daemon_set}"))?;
+                    format!("daemonset/{daemon_set}")
+                }
+                None => apply(&client, namespace, &object).await?,
+            };
             println!("{name} applied");
         }
         Ok(())
@@ -213,6 +238,24 @@ mod tests {
                 && !text.contains(r#""namespace":"velero""#)
                 && text.contains("\"backup\""),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn an_agent_beside_veleros_has_a_name_and_operations_of_its_own() {
+        let agent = install(&["--data-mover=lifeboat", "--mover-user=1000"]).node_agent(None);
+        assert_eq!(
+            agent.args,
+            ["node-agent", "server", "--daemonset=lifeboat-node-agent", "--data-mover=lifeboat"]
+        );
+        let set = agent.objects().pop().unwrap();
+        assert_eq!(set["metadata"]["name"], "lifeboat-node-agent");
+        // Velero's server counts pods of this role as its own.
+        assert_ne!(set["spec"]["template"]["metadata"]["labels"]["role"], "node-agent");
+        assert!(set.to_string().contains(r#"{"name":"LIFEBOAT_MOVER_USER","value":"1000"}"#), "{set}");
+        assert!(
+            Cli::try_parse_from(["lifeboat", "install", "--node-agent-only", "--image=i", "--mover-user=0"])
+                .is_err()
         );
     }
 

@@ -10,6 +10,7 @@ mod install;
 mod log;
 mod manifests;
 mod node_agent;
+mod signals;
 mod version;
 
 use args::{Cli, Command};
@@ -17,6 +18,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    lifeboat_budget::be_frugal();
     let cli = Cli::parse();
     // Several parts speak TLS; one of them must say by which library, and only the first to say so is heard.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

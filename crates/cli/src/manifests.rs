@@ -2,23 +2,29 @@
 //!
 //! The agent makes pods and volumes; the mover in a hosting pod reads credentials. Neither may do what the other does.
 
-use lifeboat_exposer::MOVER_ACCOUNT;
+use crate::node_agent::METRICS_PORT;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use lifeboat_exposer::{MOVER_ACCOUNT, MOVER_USER};
 use serde_json::{Value, json};
+use std::num::NonZeroU32;
 
 /// The agent's account.
 const AGENT: &str = "lifeboat-node-agent";
 /// The account of hosting pods.
 const MOVER: &str = "lifeboat-mover";
-/// The DaemonSet and its container; Velero's server finds node-agents by this name.
+/// The DaemonSet in the place of Velero's, and the container of either; Velero's server finds node-agents by this name.
 pub const NODE_AGENT: &str = "node-agent";
+/// The DaemonSet beside Velero's.
+const BESIDE: &str = AGENT;
+/// Whom the agent runs as: it reads and writes nothing on its node.
+const USER: u32 = 65532;
 /// Variables that name the file with the credentials of a cloud.
 const CREDENTIALS: [&str; 3] =
     ["AWS_SHARED_CREDENTIALS_FILE", "AZURE_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS"];
-/// The four kinds of volume operations.
-const OPERATIONS: [&str; 4] = ["datadownloads", "datauploads", "podvolumebackups", "podvolumerestores"];
-
-/// Where the agent answers for its metrics and its health.
-const METRICS_PORT: u16 = 8085;
+/// The volume operations that are ours to drive.
+const OPERATIONS: [&str; 2] = ["datadownloads", "datauploads"];
+/// Volumes of Velero's node-agent that ours has no use for: folders of the node.
+const HOST_FOLDERS: [&str; 2] = ["host-pods", "host-plugins"];
 
 /// What there is to say about a node-agent.
 #[derive(Debug, Clone)]
@@ -29,8 +35,17 @@ pub struct NodeAgent {
     pub image: String,
     /// The secret with the credentials that locations without any of their own use.
     pub secret: Option<String>,
+    /// Whom hosting pods run as; none for root, who reads every file.
+    pub mover_user: Option<NonZeroU32>,
+    /// Whether it runs beside Velero's node-agent, for operations that name another mover.
+    pub beside: bool,
     /// The words after the program.
     pub args: Vec<String>,
+}
+
+/// The name of the DaemonSet.
+pub fn daemon_set_name(beside: bool) -> &'static str {
+    if beside { BESIDE } else { NODE_AGENT }
 }
 
 impl NodeAgent {
@@ -75,24 +90,24 @@ impl NodeAgent {
     /// In Velero's namespace the agent makes and removes what hosts an operation, and writes operations.
     fn agent_rules(&self) -> Value {
         json!([
-            rule("velero.io", &OPERATIONS, &["get", "list", "watch", "patch", "update"]),
-            rule("", &["pods"], &["get", "list", "watch", "create", "patch", "delete"]),
+            rule("velero.io", &OPERATIONS, &["get", "list", "watch", "patch"]),
+            rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
             rule("", &["pods/log"], &["get"]),
-            rule("", &["persistentvolumeclaims"], &["create", "update", "delete"]),
+            rule("", &["persistentvolumeclaims"], &["list", "watch", "create", "delete"]),
             rule("", &["configmaps"], &["get", "list", "watch"]),
-            rule("", &["events"], &["get", "list", "watch", "create", "patch"]),
+            rule("", &["events"], &["list", "watch"]),
             rule("events.k8s.io", &["events"], &["create", "patch"]),
-            rule("apps", &["daemonsets"], &["get", "list", "watch"]),
-            rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["create"]),
+            rule("apps", &["daemonsets"], &["get"]),
+            rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["list", "watch", "create"]),
         ])
     }
 
     /// A mover reads its operation and what leads to the repository; credentials are read by it alone.
     fn mover_rules(&self) -> Value {
         json!([
-            rule("velero.io", &OPERATIONS, &["get", "list", "watch"]),
+            rule("velero.io", &OPERATIONS, &["list", "watch"]),
             rule("velero.io", &["backupstoragelocations"], &["get"]),
-            rule("velero.io", &["backuprepositories"], &["get", "list", "create"]),
+            rule("velero.io", &["backuprepositories"], &["list", "create"]),
             rule("", &["secrets"], &["get"]),
             rule("", &["events"], &["create", "patch"]),
         ])
@@ -105,13 +120,14 @@ impl NodeAgent {
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
             "metadata": { "name": AGENT, "labels": { "component": "velero" } },
             "rules": [
-                rule("", &["nodes", "pods"], &["get", "list", "watch"]),
-                rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "patch"]),
-                rule("", &["persistentvolumes"], &["get", "list", "watch", "patch", "update", "delete"]),
-                rule("storage.k8s.io", &["storageclasses", "volumeattachments"], &["get", "list", "watch"]),
-                rule("scheduling.k8s.io", &["priorityclasses"], &["get", "list", "watch"]),
-                rule(snapshots, &["volumesnapshots"], &["get", "list", "watch", "patch", "delete"]),
-                rule(snapshots, &["volumesnapshotcontents"], &["get", "list", "watch", "create", "patch", "update", "delete"]),
+                rule("", &["nodes"], &["get"]),
+                rule("", &["persistentvolumeclaims"], &["get", "patch"]),
+                rule("", &["persistentvolumes"], &["get", "list", "patch"]),
+                rule("storage.k8s.io", &["storageclasses"], &["get"]),
+                rule("storage.k8s.io", &["volumeattachments"], &["list"]),
+                rule("scheduling.k8s.io", &["priorityclasses"], &["get"]),
+                rule(snapshots, &["volumesnapshots"], &["get", "delete"]),
+                rule(snapshots, &["volumesnapshotcontents"], &["get", "list", "create", "patch", "delete"]),
             ],
         })
     }
@@ -132,33 +148,30 @@ impl NodeAgent {
             field("VELERO_NAMESPACE", "metadata.namespace"),
             json!({ "name": MOVER_ACCOUNT, "value": MOVER }),
         ];
-        let host = |name: &str, path: &str| json!({ "name": name, "mountPath": path, "mountPropagation": "HostToContainer", "readOnly": true });
-        let mut mounts = vec![
-            host("host-pods", "/host_pods"),
-            host("host-plugins", "/var/lib/kubelet/plugins"),
-            json!({ "name": "tmp", "mountPath": "/tmp" }),
-        ];
-        let mut volumes = vec![
-            json!({ "name": "host-pods", "hostPath": { "path": "/var/lib/kubelet/pods" } }),
-            json!({ "name": "host-plugins", "hostPath": { "path": "/var/lib/kubelet/plugins" } }),
-            json!({ "name": "tmp", "emptyDir": {} }),
-        ];
+        env.extend(self.mover_user.map(|user| json!({ "name": MOVER_USER, "value": user.to_string() })));
+        let mut mounts = vec![json!({ "name": "tmp", "mountPath": "/tmp" })];
+        let mut volumes = vec![json!({ "name": "tmp", "emptyDir": {} })];
         if let Some(secret) = &self.secret {
             env.extend(CREDENTIALS.map(|name| json!({ "name": name, "value": "/credentials/cloud" })));
             mounts.push(json!({ "name": "cloud-credentials", "mountPath": "/credentials" }));
             volumes.push(json!({ "name": "cloud-credentials", "secret": { "secretName": secret } }));
         }
+        let name = daemon_set_name(self.beside);
         json!({
-            "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": self.metadata(NODE_AGENT),
+            "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": self.metadata(name),
             "spec": {
-                "selector": { "matchLabels": { "name": NODE_AGENT } },
+                "selector": { "matchLabels": { "name": name } },
                 "template": {
-                    "metadata": { "labels": { "component": "velero", "name": NODE_AGENT, "role": NODE_AGENT } },
+                    "metadata": { "labels": { "component": "velero", "name": name, "role": name } },
                     "spec": {
                         "serviceAccountName": AGENT,
                         "affinity": not_on_windows(),
-                        // The kubelet's folders are for root only.
-                        "securityContext": { "runAsUser": 0, "seccompProfile": { "type": "RuntimeDefault" } },
+                        "securityContext": {
+                            "runAsNonRoot": true,
+                            "runAsUser": USER,
+                            "runAsGroup": USER,
+                            "seccompProfile": { "type": "RuntimeDefault" },
+                        },
                         "containers": [{
                             "name": NODE_AGENT,
                             "image": self.image,
@@ -183,6 +196,31 @@ impl NodeAgent {
             },
         })
     }
+}
+
+/// What is to be changed on a node-agent that is there so that ours takes its place: everything that ours says, and the
+/// folders of the node go. What people have set beside that stays.
+pub fn replacement(mut ours: Value, existing: &DaemonSet) -> Value {
+    let pod = existing.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let is_host_folder = |name: &str| HOST_FOLDERS.contains(&name);
+    let volumes = pod.iter().flat_map(|pod| pod.volumes.iter().flatten());
+    let volumes = volumes
+        .filter(|volume| is_host_folder(&volume.name))
+        .map(|volume| json!({ "name": volume.name, "$patch": "delete" }));
+    let containers = pod.iter().flat_map(|pod| pod.containers.iter());
+    let mounts = containers
+        .filter(|container| container.name == NODE_AGENT)
+        .flat_map(|container| container.volume_mounts.iter().flatten())
+        .filter(|mount| is_host_folder(&mount.name))
+        .map(|mount| json!({ "mountPath": mount.mount_path, "$patch": "delete" }));
+    let spec = &mut ours["spec"]["template"]["spec"];
+    if let Some(all) = spec["volumes"].as_array_mut() {
+        all.extend(volumes);
+    }
+    if let Some(all) = spec["containers"][0]["volumeMounts"].as_array_mut() {
+        all.extend(mounts);
+    }
+    ours
 }
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {

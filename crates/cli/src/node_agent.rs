@@ -2,6 +2,7 @@
 
 use crate::args::Place;
 use crate::log::LogArgs;
+use crate::signals::told_to_stop;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use kube::Client;
@@ -9,10 +10,9 @@ use lifeboat_api::Duration;
 use lifeboat_node_agent::Options;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
 
-/// The address at which metrics are served unless another one is given.
-const METRICS: &str = ":8085";
+/// Where the agent answers for its metrics and its health unless another address is given.
+pub const METRICS_PORT: u16 = 8085;
 /// What operations call Velero's built-in mover, if they name it at all.
 const BUILT_IN: &str = "velero";
 
@@ -47,11 +47,11 @@ struct Server {
     /// How long making a volume reachable may take.
     #[arg(long, default_value = "30m")]
     data_mover_prepare_timeout: Duration,
-    /// How long objects of Kubernetes are waited for; data movement takes each operation's own timeout instead.
+    /// How long movers wait for objects of Kubernetes if their operation does not say.
     #[arg(long, default_value = "10m")]
     resource_timeout: Duration,
     /// Where metrics are served.
-    #[arg(long, default_value = METRICS)]
+    #[arg(long, default_value_t = format!(":{METRICS_PORT}"))]
     metrics_address: String,
     /// The config map of the node-agent; without it, node-agent-config is used if it is there.
     #[arg(long, default_value = "")]
@@ -68,10 +68,6 @@ struct Server {
 pub fn run(args: NodeAgent) -> Result<ExitCode> {
     let Command::Server(server) = args.command;
     server.log.start();
-    let resource_timeout = server.resource_timeout;
-    if resource_timeout != Duration::from_secs(600) {
-        tracing::warn!(%resource_timeout, "--resource-timeout has no effect on data movement");
-    }
     for feature in server.features.iter().filter(|feature| !matches!(feature.as_str(), "" | "EnableCSI")) {
         tracing::warn!(feature, "a feature that the node-agent does not know has no effect");
     }
@@ -92,6 +88,7 @@ impl Server {
             daemon_set: self.daemonset,
             data_mover: if self.data_mover == BUILT_IN { String::new() } else { self.data_mover },
             prepare_timeout: self.data_mover_prepare_timeout.to_std(),
+            resource_timeout: self.resource_timeout,
             metrics_address: address(&self.metrics_address)?,
             node_agent_config_map: self.node_agent_configmap,
             repository_config_map: self.backup_repository_configmap,
@@ -102,19 +99,9 @@ impl Server {
 /// An address as Go takes it: without a host it is every one.
 fn address(text: &str) -> Result<SocketAddr> {
     let whole = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
-    whole.parse().with_context(|| format!("{text:?} is not an address: write for example {METRICS:?}"))
-}
-
-async fn told_to_stop() {
-    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-    let [Ok(mut terminate), Ok(mut interrupt)] = signals else {
-        // Without a way to hear it, the kubelet's second signal has to do.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    whole
+        .parse()
+        .with_context(|| format!("{text:?} is not an address: write for example \":{METRICS_PORT}\""))
 }
 
 #[cfg(test)]
@@ -139,6 +126,7 @@ mod tests {
     fn what_velero_installs_is_understood() {
         let plain = options(&["--features=EnableCSI"]);
         assert_eq!(plain.metrics_address, "[::]:8085".parse().unwrap());
+        assert_eq!(plain.resource_timeout, Duration::from_secs(600));
         assert_eq!(plain.prepare_timeout, std::time::Duration::from_secs(1800));
         assert_eq!((plain.node.as_str(), plain.daemon_set.as_str()), ("n1", "node-agent"));
         let other = options(&[

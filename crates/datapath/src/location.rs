@@ -153,6 +153,7 @@ impl Place<'_> {
             credentials_file: self.access.file("GOOGLE_APPLICATION_CREDENTIALS"),
             lifeboat: GcsAdditions {
                 base_url: self.setting("storeEndpoint").map(str::to_owned),
+                root_ca: self.access.ca.clone(),
                 ..GcsAdditions::default()
             },
             ..GcsConfig::default()
@@ -197,6 +198,7 @@ impl Place<'_> {
             lifeboat: AzureAdditions {
                 endpoint: self.setting("storageAccountURI").map(str::to_owned),
                 authority: self.setting("activeDirectoryAuthorityURI").map(str::to_owned),
+                root_ca: self.access.ca.clone(),
                 ..AzureAdditions::default()
             },
             ..AzureConfig::default()
@@ -316,6 +318,16 @@ mod tests {
             (&*found.endpoint, found.do_not_use_tls, found.do_not_verify_tls),
             ("store:1", false, true)
         );
+    }
+
+    #[test]
+    fn certificates_of_a_location_are_trusted_whatever_the_cloud() {
+        let access = Access { ca: Some(b"pem".to_vec()), ..Access::default() };
+        let found = |provider, config| store_config(&location(provider, config), "shop", &access).unwrap();
+        let StoreConfig::Gcs(gcs) = found("gcp", json!({})) else { panic!() };
+        assert_eq!(gcs.lifeboat.root_ca.as_deref(), Some(&b"pem"[..]));
+        let StoreConfig::Azure(azure) = found("azure", json!({ "storageAccount": "a" })) else { panic!() };
+        assert_eq!(azure.lifeboat.root_ca.as_deref(), Some(&b"pem"[..]));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The data path itself, without Kubernetes: one volume into a repository, or back out of it.
 
 use crate::wire::{AccessPoint, BackupResult, Progress, RestoreResult, VolumeMode};
-use lifeboat_blobs::wrap::Cached;
 use lifeboat_blobs::wrap::cached::{CacheOptions, CacheRule, CacheUnit};
+use lifeboat_blobs::wrap::{Cached, RetryPolicy};
 use lifeboat_blobs::{BlobStore, StoreConfig};
 use lifeboat_budget::Budget;
 use lifeboat_kopia::content::ClientIdentity;
@@ -28,6 +28,9 @@ use tracing::{info, warn};
 
 /// How often a backup saves what is there so far: so much work is lost at most if its pod is.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_mins(10);
+
+/// How long a call to the store is tried again.
+const STORE_PATIENCE: Duration = Duration::from_mins(5);
 
 /// Why data did not move.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +101,8 @@ impl Vault {
         budget: &Budget,
         access: Access,
     ) -> Result<repo::Repository, lifeboat_kopia::Error> {
-        let store = self.store.open(&lifeboat_blobs::OpenOptions::default()).await?;
+        let options = lifeboat_blobs::OpenOptions { retry: patient(), ..Default::default() };
+        let store = self.store.open(&options).await?;
         let listings = CacheRule { prefix: "q".to_owned(), unit: CacheUnit::WholeBlob };
         let cache = CacheOptions {
             folder: self.cache_folder.join("blobs"),
@@ -115,6 +119,12 @@ impl Vault {
         options.cache_folder = Some(self.cache_folder.clone());
         repo::Repository::open(options).await
     }
+}
+
+/// A store that is away for some minutes, as stores are when they are upgraded, must not cost a run that takes hours.
+fn patient() -> RetryPolicy {
+    let usual = RetryPolicy::default();
+    RetryPolicy { attempts: usize::MAX, deadline: STORE_PATIENCE, ..usual }
 }
 
 /// A volume on its way into a repository.

@@ -31,4 +31,4 @@ pub use operation::{Direction, Kind, Operation};
 pub use pod::{CACHE_PATH, HostedVolume, VolumeSource, hosting_pod};
 pub use resources::{ResourceError, pod_resources};
 pub use step::{Action, Next, Object, ObjectKind, Outcome, Waiting, perform, remove_pod};
-pub use surroundings::{MOVER_ACCOUNT, Surroundings, SurroundingsError};
+pub use surroundings::{MOVER_ACCOUNT, MOVER_USER, Surroundings, SurroundingsError};

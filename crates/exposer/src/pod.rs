@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use lifeboat_api::{Duration, NodeOs, labels};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// Where the cache volume is in the hosting pod.
 pub const CACHE_PATH: &str = "/cachedir";
@@ -93,7 +94,7 @@ pub fn hosting_pod(
             topology_spread_constraints: group.map(|group| vec![spread(labels::EXPOSER_POD_GROUP, group)]),
             tolerations: Some(tolerations).filter(|tolerations| !tolerations.is_empty()),
             os: Some(PodOS { name: if windows { NodeOs::Windows } else { NodeOs::Linux }.to_string() }),
-            security_context: Some(pod_security(windows, volume.no_relabeling)),
+            security_context: Some(pod_security(operation, volume, windows, surroundings.user)),
             restart_policy: Some("Never".to_owned()),
             termination_grace_period_seconds: Some(0),
             service_account_name: surroundings.service_account.clone(),
@@ -170,7 +171,7 @@ fn container(
         volume_devices: device,
         resources: Some(volume.resources.clone())
             .filter(|resources| *resources != ResourceRequirements::default()),
-        security_context: (!windows).then(|| container_security(operation, volume)),
+        security_context: (!windows).then(|| container_security(operation, volume, surroundings.user)),
         ..Container::default()
     }
 }
@@ -229,7 +230,12 @@ fn needs_temporary(surroundings: &Surroundings) -> bool {
     !surroundings.volume_mounts.iter().any(|mount| mount.mount_path == TEMPORARY_PATH)
 }
 
-fn pod_security(windows: bool, no_relabeling: bool) -> PodSecurityContext {
+fn pod_security(
+    operation: &Operation,
+    volume: &HostedVolume,
+    windows: bool,
+    user: Option<NonZeroU32>,
+) -> PodSecurityContext {
     if windows {
         return PodSecurityContext {
             windows_options: Some(WindowsSecurityContextOptions {
@@ -239,21 +245,33 @@ fn pod_security(windows: bool, no_relabeling: bool) -> PodSecurityContext {
             ..PodSecurityContext::default()
         };
     }
+    let id = user.map(|user| i64::from(user.get()));
     PodSecurityContext {
         // Files belong to whomever they belong to: only root can read them all and give them back.
-        run_as_user: Some(0),
+        run_as_user: id.or(Some(0)),
+        run_as_group: id,
+        run_as_non_root: id.map(|_| true),
+        // An empty volume has to be opened for such a user; a copy that is read has to stay as it is.
+        fs_group: id.filter(|_| operation.kind.direction() == Direction::Restore),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
-        se_linux_options: no_relabeling
+        se_linux_options: volume
+            .no_relabeling
             .then(|| SELinuxOptions { type_: Some("spc_t".to_owned()), ..SELinuxOptions::default() }),
         ..PodSecurityContext::default()
     }
 }
 
-fn container_security(operation: &Operation, volume: &HostedVolume) -> SecurityContext {
+fn container_security(
+    operation: &Operation,
+    volume: &HostedVolume,
+    user: Option<NonZeroU32>,
+) -> SecurityContext {
     if matches!(volume.source, VolumeSource::Host { privileged: true, .. }) {
         return SecurityContext { privileged: Some(true), ..SecurityContext::default() };
     }
-    let needed = match (&volume.source, operation.kind.direction()) {
+    let needed: &[&str] = match (&volume.source, operation.kind.direction()) {
+        // Capabilities are of no use to another user than root.
+        _ if user.is_some() => &[],
         // A device node belongs to root, as the mover does.
         (VolumeSource::Claim { block: true, .. }, _) => &[],
         (_, Direction::Backup) => TO_READ_FILES,

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{
     Container, EnvFromSource, EnvVar, LocalObjectReference, PodDNSConfig, Toleration, Volume, VolumeMount,
 };
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// Tolerations that hosting pods take over; the others are the node-agent's own.
 const TOLERATIONS: [&str; 2] = ["kubernetes.azure.com/scalesetpriority", "CriticalAddonsOnly"];
@@ -17,6 +18,10 @@ const LOG_FLAGS: [&str; 2] = ["--log-format", "--log-level"];
 
 /// The variable of a node-agent that names the account of hosting pods, which needs other rights than the agent's own.
 pub const MOVER_ACCOUNT: &str = "LIFEBOAT_MOVER_SERVICE_ACCOUNT";
+
+/// The variable of a node-agent that names the user of hosting pods, who then have no rights beyond this user's. Without it
+/// they are root, who reads every file.
+pub const MOVER_USER: &str = "LIFEBOAT_MOVER_USER";
 
 /// What a hosting pod takes over from the node-agent's DaemonSet.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -33,6 +38,8 @@ pub struct Surroundings {
     pub volume_mounts: Vec<VolumeMount>,
     /// The account: that of the agent, unless it names another.
     pub service_account: Option<String>,
+    /// Whom movers run as, if not as root.
+    pub user: Option<NonZeroU32>,
     /// How to get the image.
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// How names are resolved.
@@ -68,6 +75,16 @@ pub enum SurroundingsError {
         /// The DaemonSet.
         name: String,
     },
+    /// The user of movers is none.
+    #[error(
+        "the DaemonSet {name} sets {MOVER_USER} to {value:?}, which is not the number of a user other than root"
+    )]
+    NoUser {
+        /// The DaemonSet.
+        name: String,
+        /// What it says.
+        value: String,
+    },
 }
 
 impl Surroundings {
@@ -89,6 +106,9 @@ impl Surroundings {
             pod.volumes.iter().flatten().filter(|volume| volume.host_path.is_none()).cloned().collect();
         let kept = |mount: &&VolumeMount| volumes.iter().any(|volume| volume.name == mount.name);
         let volume_mounts = container.volume_mounts.iter().flatten().filter(kept).cloned().collect();
+        let user = value_of(container, MOVER_USER)
+            .map(|value| value.parse().map_err(|_| SurroundingsError::NoUser { name: name(), value }))
+            .transpose()?;
         let metadata = template.and_then(|template| template.metadata.as_ref());
         let args: Vec<&str> = container.args.iter().flatten().map(String::as_str).collect();
         Ok(Self {
@@ -98,6 +118,7 @@ impl Surroundings {
             volumes,
             volume_mounts,
             service_account: value_of(container, MOVER_ACCOUNT).or_else(|| pod.service_account_name.clone()),
+            user,
             image_pull_secrets: pod.image_pull_secrets.clone().unwrap_or_default(),
             dns_policy: pod.dns_policy.clone(),
             dns_config: pod.dns_config.clone(),
@@ -210,6 +231,21 @@ mod tests {
         };
         assert_eq!(account(json!([])), "agent");
         assert_eq!(account(json!([{ "name": MOVER_ACCOUNT, "value": "mover" }])), "mover");
+    }
+
+    #[test]
+    fn movers_are_root_unless_the_agent_names_another_user() {
+        let user = |value: &str| {
+            let env = json!([{ "name": MOVER_USER, "value": value }]);
+            let container = json!({ "name": "node-agent", "image": "lifeboat:1", "env": env });
+            Surroundings::of(&daemon_set(json!({ "containers": [container] })))
+                .map(|it| it.user.map(u32::from))
+        };
+        assert_eq!(user(""), Ok(None));
+        assert_eq!(user("1000"), Ok(Some(1000)));
+        for wrong in ["0", "-1", "root"] {
+            assert!(matches!(user(wrong), Err(SurroundingsError::NoUser { .. })), "{wrong}");
+        }
     }
 
     #[test]

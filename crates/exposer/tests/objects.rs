@@ -12,6 +12,7 @@ use lifeboat_exposer::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 fn operation(kind: Kind) -> Operation {
     Operation { kind, namespace: "velero".into(), name: "b1-x7k2p".into(), uid: "5f0c".into() }
@@ -217,6 +218,27 @@ fn pods_of_claims_are_within_the_baseline_standard() {
             assert_eq!(block, added.is_empty(), "a device needs nothing but root");
             assert_eq!(pod["spec"]["securityContext"]["seccompProfile"], json!({ "type": "RuntimeDefault" }));
         }
+    }
+}
+
+/// Root is for files of other people; where another user is named, nothing is left that the `restricted` standard forbids.
+#[test]
+fn pods_of_another_user_are_within_the_restricted_standard() {
+    let surroundings = Surroundings { user: NonZeroU32::new(1000), ..surroundings() };
+    for (kind, block) in [(Kind::DataUpload, false), (Kind::DataUpload, true), (Kind::DataDownload, false)] {
+        let pod = hosting_pod(&operation(kind), &volume(claim(block)), &Placement::default(), &surroundings);
+        let pod = listed(pod);
+        let mut expected = json!({
+            "runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": true, "seccompProfile": { "type": "RuntimeDefault" },
+        });
+        // What is read must stay as it is, what is written has to be opened.
+        if kind == Kind::DataDownload {
+            expected["fsGroup"] = json!(1000);
+        }
+        assert_eq!(pod["spec"]["securityContext"], expected);
+        let container = &pod["spec"]["containers"][0]["securityContext"];
+        assert_eq!(container["capabilities"], json!({ "drop": ["ALL"] }));
+        assert_eq!(container["allowPrivilegeEscalation"], false);
     }
 }
 

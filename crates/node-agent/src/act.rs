@@ -119,7 +119,7 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             let node = host(&seen).unwrap_or(&agent.options.node).to_owned();
             change(agent, object, |it| {
                 set_phase(it, Phase::Prepared);
-                it.set_prepared(&node);
+                it.movement_mut().node = node;
                 it.status_mut().message.clear();
             })
             .await
@@ -135,46 +135,56 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             .await
         }
         Action::RecordResult => record(agent, object, &seen).await,
-        Action::HandOver => hand_over(agent, object, seen).await,
+        Action::HandOver => {
+            let next = seen.seen.as_ref().map(|hosting| object.hand_over(hosting));
+            step(agent, object, next).await
+        }
         Action::Finish(phase) => finish(agent, object, seen, phase).await,
-        Action::CleanUp => clean_up(agent, object, seen).await,
+        Action::CleanUp => {
+            let next = seen.seen.as_ref().map(|hosting| object.clean(hosting));
+            step(agent, object, next).await
+        }
     }
 }
 
 async fn accept<K: Exposed>(agent: &Agent, object: K) -> Result<Turn<K>, Error> {
-    let uid = object.uid().unwrap_or_default();
-    agent.pledge(Pledge::Accepting, &uid);
     let now = agent.now();
-    let turn = change(agent, object, |it| {
+    take(agent, object, Pledge::Accepting, |it| {
         set_phase(it, Phase::Accepted);
-        it.set_accepted(&agent.options.node);
+        it.movement_mut().accepted_by_node = agent.options.node.clone();
         it.status_mut().accepted_timestamp = Some(Time(now));
         it.labels_mut().insert(labels::EXPOSE_ON_GOING.to_owned(), "true".to_owned());
     })
-    .await;
-    if !matches!(turn, Ok(Turn::Again(_))) {
-        agent.withdraw(Pledge::Accepting, &uid);
-    }
-    turn
+    .await
 }
 
 async fn start<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
-    let uid = object.uid().unwrap_or_default();
     let now = agent.now();
     let os = seen.pod.as_ref().and_then(|pod| pod.spec.as_ref()?.os.as_ref());
     let windows = os.is_some_and(|os| os.name == "windows");
-    // From here on the slot is taken, whatever the watch still shows.
-    agent.pledge(Pledge::Starting, &uid);
-    let turn = change(agent, object, |it| {
+    take(agent, object, Pledge::Starting, |it| {
         set_phase(it, Phase::InProgress);
         it.status_mut().start_timestamp = Some(Time(now));
         it.status_mut().message.clear();
         it.set_started(if windows { NodeOs::Windows } else { NodeOs::Linux });
         it.labels_mut().remove(labels::EXPOSE_ON_GOING);
     })
-    .await;
+    .await
+}
+
+/// Changes an operation so that it takes a place in a queue. From here on the place is taken, whatever the watch still shows;
+/// it is free again if somebody else was faster.
+async fn take<K: Exposed>(
+    agent: &Agent,
+    object: K,
+    place: Pledge,
+    mutate: impl FnOnce(&mut K),
+) -> Result<Turn<K>, Error> {
+    let uid = object.uid().unwrap_or_default();
+    agent.pledge(place, &uid);
+    let turn = change(agent, object, mutate).await;
     if !matches!(turn, Ok(Turn::Again(_))) {
-        agent.withdraw(Pledge::Starting, &uid);
+        agent.withdraw(place, &uid);
     }
     turn
 }
@@ -187,11 +197,19 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
     if current.resource_version() != object.resource_version() {
         return Ok(Turn::Again(current));
     }
+    let mut hosting = object.look(agent, false).await?;
+    if seen.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        return wait_for_pod(agent, &object, &seen, &hosting).await;
+    }
+    let details = object.details(agent, &hosting).await?;
     for _ in 0..STEPS {
-        let hosting = object.look(agent, false).await?;
-        match object.next(agent, &hosting).await? {
+        let next = match &details {
+            Ok(details) => object.next(details, &hosting),
+            Err(instead) => instead.clone(),
+        };
+        match next {
             Next::Do(step) => match perform(&agent.client, &step).await {
-                Ok(Outcome::Done) => {}
+                Ok(Outcome::Done) => hosting = object.look(agent, false).await?,
                 Ok(Outcome::Stale) => return Ok(Turn::Later(SOON)),
                 Err(error) => {
                     let waiting = Waiting {
@@ -206,10 +224,7 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
                 explain(agent, &object, &waiting).await?;
                 return Ok(Turn::Later(pace(agent, &object)));
             }
-            Next::Done => {
-                explain(agent, &object, &pod_waits(agent, &object, &seen, &hosting).await).await?;
-                return Ok(Turn::Later(LATER));
-            }
+            Next::Done => return wait_for_pod(agent, &object, &seen, &hosting).await,
             Next::Impossible(reason) => {
                 let seen = seen.broken(reason);
                 return match decide(&seen.observation) {
@@ -232,8 +247,13 @@ fn waited<K: Exposed>(agent: &Agent, object: &K) -> i64 {
     agent.now().duration_since(since).as_secs()
 }
 
-/// What a hosting pod that is there waits for.
-async fn pod_waits<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>, hosting: &K::Seen) -> Waiting {
+/// Everything is made; says what the hosting pod waits for.
+async fn wait_for_pod<K: Exposed>(
+    agent: &Agent,
+    object: &K,
+    seen: &Look<K>,
+    hosting: &K::Seen,
+) -> Result<Turn<K>, Error> {
     let mut for_what = format!("the pod {} to run", object.name_any());
     if waited(agent, object) > DOUBT {
         let diagnosis = diagnose(&agent.client, &K::things(hosting)).await;
@@ -241,7 +261,9 @@ async fn pod_waits<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>, hostin
     } else if let Some(words) = &seen.hosted.words {
         for_what.push_str(&format!(": {words}"));
     }
-    Waiting { for_what, advice: "if it does not, the events of the pod and of its claim say why" }
+    let advice = "if it does not, the events of the pod and of its claim say why";
+    explain(agent, object, &Waiting { for_what, advice }).await?;
+    Ok(Turn::Later(LATER))
 }
 
 /// Says in the status what is waited for, since when, until when, and what to do; only after a moment, and only if it is news.
@@ -351,33 +373,19 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
     turn
 }
 
-async fn hand_over<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
-    let Some(hosting) = seen.seen else { return Ok(Turn::Later(SOON)) };
-    match object.hand_over(&hosting) {
-        Next::Do(step) => {
+/// Takes one step of the exposer after the data was moved.
+async fn step<K: Exposed>(agent: &Agent, object: K, next: Option<Next>) -> Result<Turn<K>, Error> {
+    match next {
+        Some(Next::Do(step)) => {
             perform(&agent.client, &step).await?;
             Ok(Turn::Again(object))
         }
-        Next::Wait(waiting) => {
+        Some(Next::Wait(waiting)) => {
             tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
             Ok(Turn::Later(SOON))
         }
-        Next::Done | Next::Impossible(_) => Ok(Turn::Again(object)),
-    }
-}
-
-async fn clean_up<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
-    let Some(hosting) = seen.seen else { return Ok(Turn::Later(SOON)) };
-    match object.clean(&hosting) {
-        Next::Do(step) => {
-            perform(&agent.client, &step).await?;
-            Ok(Turn::Again(object))
-        }
-        Next::Wait(waiting) => {
-            tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
-            Ok(Turn::Later(SOON))
-        }
-        Next::Done | Next::Impossible(_) => Ok(Turn::Again(object)),
+        Some(Next::Done | Next::Impossible(_)) => Ok(Turn::Again(object)),
+        None => Ok(Turn::Later(SOON)),
     }
 }
 

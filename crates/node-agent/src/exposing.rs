@@ -35,11 +35,19 @@ const PROGRAM: &str = "/velero";
 pub(crate) trait Exposed: VolumeOperation {
     /// All that is there of its hosting.
     type Seen: Send + Sync;
+    /// What hosting objects are made from.
+    type Details: Send + Sync;
 
     /// Looks at the cluster; `all` also at what is needed only for cleaning up.
     fn look(&self, agent: &Agent, all: bool) -> impl Future<Output = Result<Self::Seen, kube::Error>> + Send;
+    /// What hosting objects are made from, or what is to be said instead.
+    fn details(
+        &self,
+        agent: &Agent,
+        seen: &Self::Seen,
+    ) -> impl Future<Output = Result<Result<Self::Details, Next>, Error>> + Send;
     /// The next step towards a hosting pod.
-    fn next(&self, agent: &Agent, seen: &Self::Seen) -> impl Future<Output = Result<Next, Error>> + Send;
+    fn next(&self, details: &Self::Details, seen: &Self::Seen) -> Next;
     /// The next step towards nothing being left.
     fn clean(&self, seen: &Self::Seen) -> Next;
     /// The next step towards a volume with its claim.
@@ -54,19 +62,22 @@ pub(crate) trait Exposed: VolumeOperation {
 
 impl Exposed for DataUpload {
     type Seen = upload::Seen;
+    type Details = (upload::Source, upload::Details);
 
     async fn look(&self, agent: &Agent, all: bool) -> Result<Self::Seen, kube::Error> {
         upload::Seen::look(&agent.client, &self.operation(), source(self).as_ref(), all).await
     }
 
-    async fn next(&self, agent: &Agent, seen: &Self::Seen) -> Result<Next, Error> {
+    async fn details(&self, agent: &Agent, _: &Self::Seen) -> Result<Result<Self::Details, Next>, Error> {
         let Some(source) = source(self) else {
-            return Ok(Next::Impossible("spec.csiSnapshot is missing".to_owned()));
+            return Ok(Err(Next::Impossible("spec.csiSnapshot is missing".to_owned())));
         };
-        Ok(match upload_details(agent, self, &source).await? {
-            Ok(details) => upload::next(&self.operation(), &source, &details, seen),
-            Err(instead) => instead,
-        })
+        let details = upload_details(agent, self, &source).await?;
+        Ok(details.map(|details| (source, details)))
+    }
+
+    fn next(&self, (source, details): &Self::Details, seen: &Self::Seen) -> Next {
+        upload::next(&self.operation(), source, details, seen)
     }
 
     fn clean(&self, seen: &Self::Seen) -> Next {
@@ -92,15 +103,19 @@ impl Exposed for DataUpload {
 
 impl Exposed for DataDownload {
     type Seen = download::Seen;
+    type Details = download::Details;
 
     async fn look(&self, agent: &Agent, _: bool) -> Result<Self::Seen, kube::Error> {
         let volume = self.note(notes::MOVED);
         download::Seen::look(&agent.client, &self.operation(), Some(&target(self)), volume).await
     }
 
-    async fn next(&self, agent: &Agent, seen: &Self::Seen) -> Result<Next, Error> {
-        let details = download_details(agent, self, seen.target.as_ref()).await?;
-        Ok(download::next(&self.operation(), &target(self), &details, seen))
+    async fn details(&self, agent: &Agent, seen: &Self::Seen) -> Result<Result<Self::Details, Next>, Error> {
+        download_details(agent, self, seen.target.as_ref()).await.map(Ok)
+    }
+
+    fn next(&self, details: &Self::Details, seen: &Self::Seen) -> Next {
+        download::next(&self.operation(), &target(self), details, seen)
     }
 
     fn clean(&self, seen: &Self::Seen) -> Next {
@@ -154,10 +169,12 @@ async fn upload_details(
     };
     let settings = agent.settings();
     let mut configured = settings.config.backup_pvc.get(&source.storage_class).cloned().unwrap_or_default();
-    let class =
-        if configured.storage_class.is_empty() { &source.storage_class } else { &configured.storage_class };
-    let class = &class.clone();
-    let Some(storage_class) = storage_class(agent, class).await? else {
+    let source_class = storage_class(agent, &source.storage_class).await?;
+    let (class, storage_class) = match configured.storage_class.as_str() {
+        "" => (source.storage_class.clone(), source_class.clone()),
+        other => (other.to_owned(), storage_class(agent, other).await?),
+    };
+    let Some(storage_class) = storage_class else {
         return Ok(Err(Next::Wait(Waiting {
             for_what: format!("the storage class {class} to exist"),
             advice: "make it, or name another one under backupPVC in the config map of the node-agent",
@@ -177,13 +194,14 @@ async fn upload_details(
         Some(name) => Api::<PersistentVolume>::all(agent.client.clone()).get_opt(name).await?,
         None => None,
     };
-    let excluded = excluded_nodes(agent, volume.as_ref(), &mut configured).await?;
+    let attached = attached_nodes(agent, volume.as_ref()).await;
+    let excluded = excluded_nodes(attached.as_ref(), &mut configured);
     let placement = Placement {
         node: None,
-        allowed: Placement::allowed_for(&settings.config.load_affinity, class),
-        reachable: reachable(agent, &source.storage_class, volume.as_ref()).await?,
+        allowed: Placement::allowed_for(&settings.config.load_affinity, &class),
+        reachable: reachable(source_class.as_ref(), volume.as_ref()),
         excluded,
-        os: Some(source_os(agent, &claim, &storage_class, block).await?),
+        os: Some(source_os(agent, &claim, &storage_class, block, attached.unwrap_or_default()).await?),
     };
     let no_relabeling = configured.spc_no_relabeling && configured.read_only;
     if configured.spc_no_relabeling && !configured.read_only {
@@ -256,7 +274,11 @@ async fn hosted_volume(
     Ok(HostedVolume {
         source,
         cache: false,
-        resource_timeout: timeout,
+        resource_timeout: if timeout == Duration::default() {
+            agent.options.resource_timeout
+        } else {
+            timeout
+        },
         no_relabeling: false,
         program,
         labels: config.pod_labels.clone(),
@@ -296,33 +318,29 @@ async fn storage_class(agent: &Agent, name: &str) -> Result<Option<StorageClass>
 }
 
 /// Nodes that can reach the copy, if the class makes volumes near their users: those that reach the original.
-async fn reachable(
-    agent: &Agent,
-    class: &str,
-    volume: Option<&PersistentVolume>,
-) -> Result<Vec<NodeSelectorTerm>, kube::Error> {
-    let class = storage_class(agent, class).await?;
+fn reachable(class: Option<&StorageClass>, volume: Option<&PersistentVolume>) -> Vec<NodeSelectorTerm> {
     if class.is_none_or(|class| class.volume_binding_mode.as_deref() != Some(LATE)) {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let affinity = volume.and_then(|volume| volume.spec.as_ref()?.node_affinity.clone());
-    Ok(affinity
-        .and_then(|affinity| affinity.required)
-        .map_or_else(Vec::new, |terms| terms.node_selector_terms))
+    affinity.and_then(|affinity| affinity.required).map_or_else(Vec::new, |terms| terms.node_selector_terms)
 }
 
-/// The system that the volume needs, as far as can be told.
+/// The system that the volume needs, as far as can be told: that of a node that uses it, of the node for which it was made,
+/// or that of its file system.
 async fn source_os(
     agent: &Agent,
     claim: &PersistentVolumeClaim,
     class: &StorageClass,
     block: bool,
+    attached: Vec<String>,
 ) -> Result<NodeOs, kube::Error> {
     if block {
         return Ok(NodeOs::Linux);
     }
-    if let Some(node) = claim.annotations().get(SELECTED_NODE) {
-        let node = Api::<Node>::all(agent.client.clone()).get_opt(node).await?;
+    let selected = claim.annotations().get(SELECTED_NODE).cloned();
+    for name in attached.into_iter().chain(selected) {
+        let node = Api::<Node>::all(agent.client.clone()).get_opt(&name).await?;
         if let Some(os) = node.and_then(|node| node.labels().get(OS_LABEL).cloned()) {
             return Ok(if os == "windows" { NodeOs::Windows } else { NodeOs::Linux });
         }
@@ -332,29 +350,34 @@ async fn source_os(
     Ok(if file_system.is_some_and(|name| name == "ntfs") { NodeOs::Windows } else { NodeOs::Linux })
 }
 
-/// Nodes that have the original attached, where a fast clone must not be. Without knowing them there is no fast clone.
-async fn excluded_nodes(
-    agent: &Agent,
-    volume: Option<&PersistentVolume>,
-    configured: &mut BackupPvc,
-) -> Result<Vec<String>, Error> {
-    if !configured.annotations.contains_key(FAST_CLONE) {
-        return Ok(Vec::new());
-    }
+/// Nodes that have the original attached, if they can be told.
+async fn attached_nodes(agent: &Agent, volume: Option<&PersistentVolume>) -> Option<Vec<String>> {
     let name = volume.map(ResourceExt::name_any).unwrap_or_default();
     match Api::<VolumeAttachment>::all(agent.client.clone()).list(&ListParams::default()).await {
-        Ok(all) => Ok(all
-            .items
-            .into_iter()
-            .filter(|it| it.spec.source.persistent_volume_name.as_deref() == Some(&name))
-            .map(|it| it.spec.node_name)
-            .collect()),
+        Ok(all) => Some(
+            all.items
+                .into_iter()
+                .filter(|it| it.spec.source.persistent_volume_name.as_deref() == Some(&name))
+                .map(|it| it.spec.node_name)
+                .collect(),
+        ),
         Err(error) => {
-            tracing::warn!(%error, "attachments cannot be listed: the copy is not made as a fast clone");
-            configured.annotations.remove(FAST_CLONE);
-            Ok(Vec::new())
+            tracing::warn!(%error, "attachments cannot be listed");
+            None
         }
     }
+}
+
+/// Nodes where a fast clone must not be: those that have the original. Without knowing them there is no fast clone.
+fn excluded_nodes(attached: Option<&Vec<String>>, configured: &mut BackupPvc) -> Vec<String> {
+    if !configured.annotations.contains_key(FAST_CLONE) {
+        return Vec::new();
+    }
+    if attached.is_none() {
+        tracing::warn!("the copy is not made as a fast clone: nobody knows where it must not be");
+        configured.annotations.remove(FAST_CLONE);
+    }
+    attached.cloned().unwrap_or_default()
 }
 
 /// The class and size of the cache volume, if there is to be one.

@@ -54,6 +54,8 @@ pub struct Options {
     pub data_mover: String,
     /// How long making a volume reachable may take.
     pub prepare_timeout: Duration,
+    /// How long movers wait for objects of Kubernetes if their operation does not say.
+    pub resource_timeout: lifeboat_api::Duration,
     /// Where metrics are served.
     pub metrics_address: SocketAddr,
     /// The config map of the node-agent; if empty, `node-agent-config` is used if it is there.

@@ -40,7 +40,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
     let finalizer = object.finalizers().iter().any(|one| one == K::FINALIZER);
     let responsible = responsible(agent, object, pod.as_deref());
-    let ours = suitable(agent, object) != Suitable::Foreign && responsible != Responsible::Other;
+    let suitable = suitable(agent, object);
+    let ours = suitable != Suitable::Foreign && responsible != Responsible::Other;
     let moved = object.note(notes::MOVED).is_some();
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
     let over = phase.is_final() && finalizer && ours;
@@ -60,7 +61,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let observation = Observation {
         kind: K::KIND,
         phase,
-        suitable: suitable(agent, object),
+        suitable,
         responsible,
         finalizer,
         cancel: object.cancel(),

@@ -3,14 +3,14 @@
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Resource, ResourceExt};
-use lifeboat_api::v2alpha1::{DataDownload, DataUpload, SNAPSHOT_TYPE_CSI};
-use lifeboat_api::{NodeOs, OperationStatus, Phase, finalizers};
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload, MovementStatus, SNAPSHOT_TYPE_CSI};
+use lifeboat_api::{NodeOs, OperationStatus, Phase, Progress, finalizers};
 use lifeboat_datapath::wire::Ending;
 use lifeboat_exposer::{Kind, Operation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What we note on an operation, beside what Velero's API has a place for.
 pub(crate) mod notes {
@@ -42,19 +42,32 @@ pub(crate) trait VolumeOperation:
     fn data_mover(&self) -> &str;
     fn cancel(&self) -> bool;
     fn request_cancel(&mut self);
-    fn status(&self) -> Option<&OperationStatus>;
-    fn status_mut(&mut self) -> &mut OperationStatus;
-    /// The node whose agent took it.
-    fn accepted_by(&self) -> &str;
-    /// The node that moves the data.
-    fn node(&self) -> &str;
-    fn set_accepted(&mut self, node: &str);
-    fn set_prepared(&mut self, node: &str);
+    /// What is said of it, and where.
+    fn movement(&self) -> Option<&MovementStatus>;
+    fn movement_mut(&mut self) -> &mut MovementStatus;
     fn set_started(&mut self, os: NodeOs);
     /// Puts what a mover came to where Velero looks for it.
     fn set_result(&mut self, ending: &Ending);
     /// Why it asks for what cannot be done, if it does.
     fn impossible(&self) -> Option<String>;
+
+    fn status(&self) -> Option<&OperationStatus> {
+        self.movement().map(|movement| &movement.operation)
+    }
+
+    fn status_mut(&mut self) -> &mut OperationStatus {
+        &mut self.movement_mut().operation
+    }
+
+    /// The node whose agent took it.
+    fn accepted_by(&self) -> &str {
+        self.movement().map_or("", |movement| &movement.accepted_by_node)
+    }
+
+    /// The node that moves the data.
+    fn node(&self) -> &str {
+        self.movement().map_or("", |movement| &movement.node)
+    }
 
     fn phase(&self) -> Phase {
         self.status().and_then(|status| status.phase).unwrap_or_default()
@@ -94,28 +107,12 @@ impl VolumeOperation for DataUpload {
         self.spec.cancel = true;
     }
 
-    fn status(&self) -> Option<&OperationStatus> {
-        self.status.as_ref().map(|status| &status.operation)
+    fn movement(&self) -> Option<&MovementStatus> {
+        self.status.as_ref().map(|status| &status.movement)
     }
 
-    fn status_mut(&mut self) -> &mut OperationStatus {
-        &mut self.status.get_or_insert_default().operation
-    }
-
-    fn accepted_by(&self) -> &str {
-        self.status.as_ref().map_or("", |status| &status.accepted_by_node)
-    }
-
-    fn node(&self) -> &str {
-        self.status.as_ref().map_or("", |status| &status.node)
-    }
-
-    fn set_accepted(&mut self, node: &str) {
-        self.status.get_or_insert_default().accepted_by_node = node.to_owned();
-    }
-
-    fn set_prepared(&mut self, node: &str) {
-        self.status.get_or_insert_default().node = node.to_owned();
+    fn movement_mut(&mut self) -> &mut MovementStatus {
+        &mut self.status.get_or_insert_default().movement
     }
 
     fn set_started(&mut self, os: NodeOs) {
@@ -128,10 +125,10 @@ impl VolumeOperation for DataUpload {
         status.path = result.source.by_path.clone();
         status.snapshot_id = result.snapshot_id.clone();
         status.incremental_bytes = result.incremental_bytes;
-        status.operation.progress.total_bytes = result.total_bytes;
-        status.operation.progress.bytes_done = result.total_bytes;
+        let operation = &mut status.movement.operation;
+        operation.progress = moved(result.total_bytes);
         if result.empty_snapshot {
-            status.operation.message = "volume was empty so no data was upload".to_owned();
+            operation.message = "volume was empty so no data was upload".to_owned();
         }
     }
 
@@ -169,37 +166,19 @@ impl VolumeOperation for DataDownload {
         self.spec.cancel = true;
     }
 
-    fn status(&self) -> Option<&OperationStatus> {
-        self.status.as_ref().map(|status| &status.operation)
+    fn movement(&self) -> Option<&MovementStatus> {
+        self.status.as_ref().map(|status| &status.movement)
     }
 
-    fn status_mut(&mut self) -> &mut OperationStatus {
-        &mut self.status.get_or_insert_default().operation
-    }
-
-    fn accepted_by(&self) -> &str {
-        self.status.as_ref().map_or("", |status| &status.accepted_by_node)
-    }
-
-    fn node(&self) -> &str {
-        self.status.as_ref().map_or("", |status| &status.node)
-    }
-
-    fn set_accepted(&mut self, node: &str) {
-        self.status.get_or_insert_default().accepted_by_node = node.to_owned();
-    }
-
-    fn set_prepared(&mut self, node: &str) {
-        self.status.get_or_insert_default().node = node.to_owned();
+    fn movement_mut(&mut self) -> &mut MovementStatus {
+        &mut self.status.get_or_insert_default().movement
     }
 
     fn set_started(&mut self, _: NodeOs) {}
 
     fn set_result(&mut self, ending: &Ending) {
         let Ending::Restored(result) = ending else { return };
-        let progress = &mut self.status_mut().progress;
-        progress.total_bytes = result.total_bytes;
-        progress.bytes_done = result.total_bytes;
+        self.status_mut().progress = moved(result.total_bytes);
     }
 
     fn impossible(&self) -> Option<String> {
@@ -209,12 +188,45 @@ impl VolumeOperation for DataDownload {
     }
 }
 
-/// Whom of these a matter falls to; everybody who knows the same candidates comes to the same answer.
+/// How far an operation is that has moved everything.
+fn moved(bytes: i64) -> Progress {
+    Progress { total_bytes: bytes, bytes_done: bytes }
+}
+
+/// Whom of these a matter falls to; everybody who knows the same candidates comes to the same answer, whatever build it is.
 pub(crate) fn appointed<'a>(matter: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let weight = |candidate: &str| {
-        let mut hasher = DefaultHasher::new();
-        (matter, candidate).hash(&mut hasher);
-        hasher.finish()
-    };
+    let weight = |candidate: &str| Sha256::digest(format!("{matter}\n{candidate}"));
     candidates.into_iter().max_by_key(|candidate| (weight(candidate), *candidate))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_csi_snapshots_can_be_moved_and_they_have_to_be_named() {
+        let mut upload = DataUpload::default();
+        upload.spec.snapshot_type = "Tape".to_owned();
+        assert!(upload.impossible().is_some_and(|why| why.contains("\"Tape\"")));
+        upload.spec.snapshot_type = SNAPSHOT_TYPE_CSI.to_owned();
+        assert!(upload.impossible().is_some_and(|why| why.contains("spec.csiSnapshot is missing")));
+        let snapshot = upload.spec.csi_snapshot.insert(Default::default());
+        snapshot.storage_class = "fast".to_owned();
+        assert_eq!(upload.impossible(), None);
+    }
+
+    /// Agents of different builds work side by side while a DaemonSet is rolled out: they must agree.
+    #[test]
+    fn everybody_comes_to_the_same_answer_and_nobody_gets_everything() {
+        let nodes = ["a", "b", "c"];
+        let falls_to = |matter: &str| appointed(matter, nodes);
+        assert_eq!(falls_to("ledger"), appointed("ledger", ["c", "a", "b"]));
+        let matters: Vec<String> = (0..60).map(|number| format!("operation-{number}")).collect();
+        for node in nodes {
+            let count = matters.iter().filter(|matter| falls_to(matter) == Some(node)).count();
+            assert!((5..=40).contains(&count), "{node} gets {count}");
+        }
+        // Written down once: a change of this would be a change of who acts in a cluster that is being upgraded.
+        assert_eq!(falls_to("prepare queue"), Some("b"));
+    }
 }

@@ -5,13 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::Api;
 use kube::core::{Selector, SelectorExt};
 use kube::{Client, ResourceExt};
-use lifeboat_api::config::{ConfigError, NodeAgentConfig, NodeRule, RepositoryConfig, read, read_single};
+use lifeboat_api::config::{
+    ConfigError, DEFAULT_CACHE_LIMIT_MB, NodeAgentConfig, NodeRule, RepositoryConfig, read, read_single,
+};
 use std::collections::BTreeMap;
 
 /// The config map that is used if none is named and this one is there.
 pub(crate) const USUAL_NAME: &str = "node-agent-config";
-/// What a repository client's cache may hold if nothing is configured.
-const CACHE_LIMIT_MIB: u32 = 5000;
 
 /// Settings in force.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,16 +87,16 @@ impl Sources {
 
     async fn cache_limit(&self, client: &Client) -> Result<u32, SettingsError> {
         if self.repositories.is_empty() {
-            return Ok(CACHE_LIMIT_MIB);
+            return Ok(DEFAULT_CACHE_LIMIT_MB);
         }
         let found = self.config_map(client, &self.repositories, "").await?;
         let Some((name, text)) = found.and_then(|(name, mut data)| Some((name, data.remove("kopia")?)))
         else {
-            return Ok(CACHE_LIMIT_MIB);
+            return Ok(DEFAULT_CACHE_LIMIT_MB);
         };
         let settings = read::<RepositoryConfig>("kopia", &text)
             .map_err(|source| SettingsError::Wrong { name, source })?;
-        Ok(settings.value.cache_limit_mb.filter(|limit| *limit > 0).unwrap_or(CACHE_LIMIT_MIB))
+        Ok(settings.value.cache_limit_mb.filter(|limit| *limit > 0).unwrap_or(DEFAULT_CACHE_LIMIT_MB))
     }
 
     async fn config_map(

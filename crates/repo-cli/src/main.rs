@@ -1,8 +1,7 @@
 //! `lifeboat-repo`: backup of directories into Kopia-compatible repositories, for people without a cluster.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
-mod allocator;
 mod args;
 mod commands;
 mod mount;
@@ -16,7 +15,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    allocator::be_frugal();
+    lifeboat_budget::be_frugal();
     let cli = args::Cli::parse();
     tracing_subscriber::fmt().with_max_level(cli.global.log_level).with_writer(std::io::stderr).init();
     match commands::run(cli) {

@@ -119,3 +119,18 @@ pub struct ObjectWriteOptions {
     /// How the object is cut, by a name of the engine; empty for the repository's own way.
     pub splitter: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_of_the_interface() {
+        assert_eq!([DataType::Unknown as u8, DataType::Metadata as u8, DataType::Data as u8], [0, 1, 2]);
+        assert_eq!([AccessMode::Unknown as u8, AccessMode::File as u8, AccessMode::Block as u8], [0, 1, 2]);
+        assert_eq!(
+            [BackupMode::Unknown as u8, BackupMode::Full as u8, BackupMode::Incremental as u8],
+            [0, 1, 2]
+        );
+    }
+}

@@ -12,7 +12,7 @@ pub use maintenance_job::MaintenanceJobConfig;
 pub use node_agent::{
     BackupPvc, CachePvc, LoadAffinity, LoadConcurrency, NodeAgentConfig, NodeRule, PodResources, RestorePvc,
 };
-pub use repository::{FullMaintenanceInterval, RepositoryConfig};
+pub use repository::{DEFAULT_CACHE_LIMIT_MB, FullMaintenanceInterval, RepositoryConfig};
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;

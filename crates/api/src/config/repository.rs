@@ -16,6 +16,9 @@ string_enum! {
     }
 }
 
+/// How large a client's cache may grow if nothing is configured.
+pub const DEFAULT_CACHE_LIMIT_MB: u32 = 5000;
+
 /// Settings of the repositories of one type.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]

@@ -1,6 +1,7 @@
 //! DataDownload: one volume on its way back from the backup location.
 
-use crate::{Duration, NodeOs, OperationStatus, is_default};
+use super::MovementStatus;
+use crate::{Duration, NodeOs, is_default};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -71,13 +72,7 @@ pub struct TargetVolume {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DataDownloadStatus {
-    /// What all kinds of volume operations say.
+    /// What both directions say.
     #[serde(flatten)]
-    pub operation: OperationStatus,
-    /// The node of the hosting pod.
-    #[serde(skip_serializing_if = "is_default")]
-    pub node: String,
-    /// The node whose agent took it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub accepted_by_node: String,
+    pub movement: MovementStatus,
 }

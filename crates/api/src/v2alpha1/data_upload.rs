@@ -1,6 +1,7 @@
 //! DataUpload: one volume snapshot on its way into the backup location.
 
-use crate::{Duration, NodeOs, Nullable, OperationStatus, is_default};
+use super::MovementStatus;
+use crate::{Duration, NodeOs, Nullable, is_default};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -76,9 +77,9 @@ pub struct CsiSnapshot {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DataUploadStatus {
-    /// What all kinds of volume operations say.
+    /// What both directions say.
     #[serde(flatten)]
-    pub operation: OperationStatus,
+    pub movement: MovementStatus,
     /// The path inside the hosting pod that was read.
     #[serde(skip_serializing_if = "is_default")]
     pub path: String,
@@ -91,16 +92,10 @@ pub struct DataUploadStatus {
     /// Bytes that the parent snapshot did not have.
     #[serde(skip_serializing_if = "is_default")]
     pub incremental_bytes: i64,
-    /// The node of the hosting pod.
-    #[serde(skip_serializing_if = "is_default")]
-    pub node: String,
     /// The system of that node.
     #[serde(rename = "nodeOS", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "NodeOs")]
     pub node_os: Option<NodeOs>,
-    /// The node whose agent took it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub accepted_by_node: String,
 }
 
 /// What a restore needs to know about a finished DataUpload; travels as JSON in a config map.

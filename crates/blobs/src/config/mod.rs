@@ -255,6 +255,9 @@ pub struct GcsAdditions {
     /// Address of the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_url: Option<String>,
+    /// Certificates (PEM, in base64) of the authorities to trust.
+    #[serde(rename = "rootCA", skip_serializing_if = "Option::is_none", with = "values::base64_bytes")]
+    pub root_ca: Option<Vec<u8>>,
     /// Whether requests are not signed.
     #[serde(skip_serializing_if = "is_default")]
     pub anonymous: bool,
@@ -326,6 +329,9 @@ pub struct AzureAdditions {
     /// Address of the token service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
+    /// Certificates (PEM, in base64) of the authorities to trust.
+    #[serde(rename = "rootCA", skip_serializing_if = "Option::is_none", with = "values::base64_bytes")]
+    pub root_ca: Option<Vec<u8>>,
 }
 
 #[cfg(test)]

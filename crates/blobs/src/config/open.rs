@@ -136,7 +136,7 @@ impl StoreConfig {
             bucket: config.bucket.clone(),
             prefix: config.prefix.clone(),
             base_url: config.lifeboat.base_url.clone(),
-            tls: TlsOptions::default(),
+            tls: TlsOptions { ca_pem: config.lifeboat.root_ca.clone(), ..TlsOptions::default() },
             credentials,
         })
     }
@@ -176,7 +176,7 @@ impl StoreConfig {
             domain: some(&config.storage_domain),
             endpoint: config.lifeboat.endpoint.clone(),
             plain_http: config.do_not_use_tls,
-            tls: TlsOptions::default(),
+            tls: TlsOptions { ca_pem: config.lifeboat.root_ca.clone(), ..TlsOptions::default() },
             authority: config.lifeboat.authority.clone(),
         })
     }

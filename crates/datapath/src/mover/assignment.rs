@@ -101,7 +101,7 @@ impl Assigns for DataUpload {
                 parallel_files,
             })
         });
-        let status = self.status.as_ref().map(|status| &status.operation);
+        let status = self.status.as_ref().map(|status| &status.movement.operation);
         let common = Common {
             kind: Kind::DataUpload,
             metadata: &self.metadata,
@@ -117,7 +117,7 @@ impl Assigns for DataDownload {
     fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
         let work = restore(&self.spec.data_mover_config, path, mode, &self.spec.snapshot_id)
             .map(|restore| Work::Restore { restore, mark: None });
-        let status = self.status.as_ref().map(|status| &status.operation);
+        let status = self.status.as_ref().map(|status| &status.movement.operation);
         let common = Common {
             kind: Kind::DataDownload,
             metadata: &self.metadata,
@@ -142,7 +142,7 @@ impl Assigns for PodVolumeBackup {
                 mode,
                 requester: velero::POD_VOLUME_REQUESTER,
                 real_source: format!("{namespace}/{pod}/{volume}"),
-                tags: BTreeMap::new(),
+                tags: self.spec.tags.clone(),
                 parallel_files,
             })
         });
@@ -257,4 +257,34 @@ fn flag(given: &BTreeMap<String, String>, name: &'static str) -> Result<bool, As
 
 fn wrong(name: &'static str, value: &str, expected: &'static str) -> AssignmentError {
     AssignmentError::Setting { name, value: value.to_owned(), expected }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn tags_of_a_pod_volume_reach_its_snapshot() {
+        let backup: PodVolumeBackup = serde_json::from_value(json!({
+            "apiVersion": "velero.io/v1", "kind": "PodVolumeBackup", "metadata": { "name": "b-1", "namespace": "velero" },
+            "spec": {
+                "node": "n1", "pod": { "kind": "Pod", "namespace": "shop", "name": "web" }, "volume": "data",
+                "backupStorageLocation": "default", "repoIdentifier": "", "uploaderType": "kopia",
+                "tags": { "backup": "daily", "volume": "data" },
+            },
+        }))
+        .unwrap();
+        let assignment = backup.assignment(PathBuf::from("/volume"), VolumeMode::Filesystem);
+        let Ok(Work::Backup(work)) = assignment.work else { panic!("{assignment:?}") };
+        assert_eq!(work.real_source, "shop/web/data");
+        assert_eq!(
+            work.tags,
+            BTreeMap::from(
+                [("backup", "daily"), ("volume", "data")]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            )
+        );
+    }
 }

@@ -7,6 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, SecretKeySelector};
 use kube::api::{ListParams, ObjectMeta, PostParams};
 use kube::{Api, Client};
+use lifeboat_api::config::DEFAULT_CACHE_LIMIT_MB;
 use lifeboat_api::v1::{
     AccessMode, BackupRepository, BackupRepositoryPhase, BackupRepositorySpec, BackupStorageLocation,
     UploaderType,
@@ -27,8 +28,6 @@ use tracing::info;
 const PASSWORD_SECRET: (&str, &str) = ("velero-repo-credentials", "repository-password");
 /// The kind of repositories that there are.
 const REPOSITORY_TYPE: &str = "kopia";
-/// What Velero gives the cache when nothing is said.
-const DEFAULT_CACHE_MB: u64 = 5000;
 /// How often a repository that is being made is looked at.
 const POLL: Time = Time::from_millis(500);
 
@@ -144,13 +143,14 @@ impl Cluster {
         let password = self.secret_text(PASSWORD_SECRET.0, PASSWORD_SECRET.1).await?;
         let limit_mb =
             repository.spec.repository_config.get("cacheLimitMB").and_then(|limit| limit.parse().ok());
+        let limit_mb = limit_mb.unwrap_or(u64::from(DEFAULT_CACHE_LIMIT_MB));
         info!(location = %store, repository = repository.metadata.name, "repository found");
         Ok(Prepared {
             vault: Vault {
                 store,
                 password: Password::new(password.trim()),
                 cache_folder: cache_folder.map_or_else(|| folder.path().join("cache"), Path::to_owned),
-                cache_limit: limit_mb.unwrap_or(DEFAULT_CACHE_MB).saturating_mul(1 << 20),
+                cache_limit: limit_mb.saturating_mul(1 << 20),
             },
             _credentials: folder,
         })

@@ -15,7 +15,8 @@ use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
 use assignment::{Assignment, Assigns, CompletionMark, Work};
 use cluster::Cluster;
 use events::Recorder;
-use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use lifeboat_api::Phase;
@@ -30,7 +31,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 use tracing::{error, info, warn};
@@ -61,6 +61,9 @@ pub struct Options {
     pub cache_path: Option<PathBuf>,
 }
 
+/// Comes when the container is told to end.
+type Told = BoxFuture<'static, ()>;
+
 /// Why a mover ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stop {
@@ -90,10 +93,16 @@ enum RunError {
     Start(std::io::Error),
 }
 
-/// Runs a mover to its end. The caller leaves the ending as the container's last words and exits.
-pub async fn run(client: Client, options: &Options) -> Ending {
+/// Runs a mover to its end, which comes early if it is `told_to_stop`. The caller leaves the ending as the container's last
+/// words and exits.
+pub async fn run(
+    client: Client,
+    options: &Options,
+    told_to_stop: impl Future<Output = ()> + Send + 'static,
+) -> Ending {
+    let mut told: Told = told_to_stop.boxed();
     let mut seen = follow(client.clone(), options);
-    let (assignment, stop) = turn(&mut seen).await;
+    let (assignment, stop) = turn(&mut seen, &mut told).await;
     let Some(assignment) = assignment else {
         return stopped(options, &stop.unwrap_or(Stop::Gone));
     };
@@ -109,7 +118,7 @@ pub async fn run(client: Client, options: &Options) -> Ending {
                 manager,
             };
             let run = Run { options, assignment: &assignment, cluster: &cluster, recorder: &recorder };
-            run.supervise(&mut seen).await
+            run.supervise(&mut seen, &mut told).await
         }
     };
     tell(&recorder, options, &ending);
@@ -241,7 +250,7 @@ fn is_denied(error: &watcher::Error) -> bool {
 }
 
 /// Waits until the operation is in progress, or is none any more. There is no limit: turns can take long to come.
-async fn turn(seen: &mut watch::Receiver<Seen>) -> (Option<Assignment>, Option<Stop>) {
+async fn turn(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> (Option<Assignment>, Option<Stop>) {
     info!("waiting for the operation to be in progress");
     loop {
         let now = seen.borrow_and_update().clone();
@@ -254,8 +263,13 @@ async fn turn(seen: &mut watch::Receiver<Seen>) -> (Option<Assignment>, Option<S
         if ready || stop.is_some() {
             return (assignment, stop);
         }
-        if seen.changed().await.is_err() {
-            return (assignment, Some(Stop::Gone));
+        tokio::select! {
+            changed = seen.changed() => {
+                if changed.is_err() {
+                    return (assignment, Some(Stop::Gone));
+                }
+            }
+            () = &mut *told => return (assignment, Some(Stop::Signal)),
         }
     }
 }
@@ -279,12 +293,8 @@ struct Shared {
 
 impl Run<'_> {
     /// Works, reports, and watches for reasons to end.
-    async fn supervise(&self, seen: &mut watch::Receiver<Seen>) -> Ending {
+    async fn supervise(&self, seen: &mut watch::Receiver<Seen>, told: &mut Told) -> Ending {
         let shared = Shared::default();
-        let mut signals = match Signals::new() {
-            Ok(signals) => signals,
-            Err(problem) => return self.failed(&RunError::Start(problem)),
-        };
         let mut reports = interval_at(Instant::now() + REPORT_INTERVAL, REPORT_INTERVAL);
         reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reported = Progress::default();
@@ -301,7 +311,7 @@ impl Run<'_> {
                         reported = progress;
                     }
                 }
-                why = reason_to_stop(seen, &mut signals), if stop.is_none() => {
+                why = reason_to_stop(seen, told), if stop.is_none() => {
                     info!(?why, "stopping");
                     if why == Stop::Canceled {
                         let message = format!("Data path for {} is canceling", self.options.name);
@@ -396,19 +406,7 @@ fn leave_mark(volume: &Path, mark: &CompletionMark) -> Result<(), RunError> {
     write().map_err(|source| RunError::Mark { path: path.clone(), source })
 }
 
-/// The signals that end a container.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-}
-
-async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, signals: &mut Signals) -> Stop {
+async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> Stop {
     loop {
         if let Some(stop) = seen.borrow_and_update().stop() {
             return stop;
@@ -419,8 +417,7 @@ async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, signals: &mut Signals)
                     return Stop::Gone;
                 }
             }
-            _ = signals.interrupt.recv() => return Stop::Signal,
-            _ = signals.terminate.recv() => return Stop::Signal,
+            () = &mut *told => return Stop::Signal,
         }
     }
 }

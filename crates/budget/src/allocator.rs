@@ -10,6 +10,8 @@ const IDLE: libc::c_int = 64 << 20;
 /// Lets all threads share two pools of memory. By default every thread gets one of its own, and each keeps some of the
 /// large buffers that passed through it: together more than all that is ever in use at once. Large buffers stay out of
 /// the pools altogether; by default they would be part of them once one was freed.
+///
+/// To be called before the first thread is started; it has an effect with the GNU C library only.
 pub fn be_frugal() {
     #[cfg(target_env = "gnu")]
     #[allow(unsafe_code)]
