@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(falls_to("ledger"), appointed("ledger", ["c", "a", "b"]));
         let matters: Vec<String> = (0..60).map(|number| format!("operation-{number}")).collect();
         for node in nodes {
-            let count = matters.iter().filter(|matter| falls_to(matter) == Some(node)).count();
+            let count = matters.iter().filter(|matter| falls_to(matter.as_str()) == Some(node)).count();
             assert!((5..=40).contains(&count), "{node} gets {count}");
         }
         // Written down once: a change of this would be a change of who acts in a cluster that is being upgraded.

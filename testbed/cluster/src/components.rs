@@ -168,6 +168,7 @@ impl Components<'_> {
 }
 
 /// `restrict_oom_score_adj`: without the capability to lower scores every sandbox would fail to start.
+/// `device_ownership_from_security_context`: a pod of another user than root can use the devices that it is given.
 fn containerd_config(cni: &impl Display) -> String {
     let pause = catalogue::PAUSE;
     let plugins = tools::CNI_FOLDER;
@@ -182,6 +183,7 @@ address = "{CONTAINERD_SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
 restrict_oom_score_adj = true
+device_ownership_from_security_context = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = "overlayfs"

@@ -51,6 +51,8 @@ pub struct Shape {
 pub enum Fault {
     /// The store says that it is too busy (503 SlowDown); the server never sees the request.
     Unavailable,
+    /// The store says that it is full (507 XMinioStorageFull); the server never sees the request.
+    Full,
     /// The connection is reset before an answer; the server has carried out the request.
     ResetAfter,
     /// The connection is reset; the server never sees the request.
@@ -259,7 +261,19 @@ async fn answer(
         state.faults.fetch_add(1, Ordering::Relaxed);
     }
     match fault {
-        Some(Fault::Unavailable) => return Ok(slow_down()),
+        Some(Fault::Unavailable) => {
+            receive(request).await;
+            return Ok(refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "SlowDown",
+                "Please reduce your request rate.",
+            ));
+        }
+        Some(Fault::Full) => {
+            receive(request).await;
+            let words = "Storage backend has reached its minimum free drive threshold.";
+            return Ok(refusal(StatusCode::INSUFFICIENT_STORAGE, "XMinioStorageFull", words));
+        }
         Some(Fault::ResetBefore) => return break_off(&reset).await,
         Some(Fault::Stall(delay)) => sleep(delay).await,
         _ => {}
@@ -281,12 +295,18 @@ async fn break_off(reset: &mpsc::Sender<()>) -> io::Result<Response<Body>> {
     Err(io::ErrorKind::ConnectionReset.into())
 }
 
-fn slow_down() -> Response<Body> {
-    let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>SlowDown</Code><Message>Please reduce your \
-                request rate.</Message></Error>";
-    let body = Full::new(Bytes::from_static(text.as_bytes())).map_err(|never| match never {}).boxed();
+/// Takes a request to its end: who is refused half way sees a broken connection, not the refusal.
+async fn receive(request: Request<Incoming>) {
+    let _ = request.into_body().collect().await;
+}
+
+fn refusal(status: StatusCode, code: &str, words: &str) -> Response<Body> {
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{words}</Message></Error>"
+    );
+    let body = Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
     let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    *response.status_mut() = status;
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static("application/xml"));
     response
 }

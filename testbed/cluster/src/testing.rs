@@ -140,7 +140,7 @@ impl<'c> TestNamespace<'c> {
     /// Makes our own CSI driver treat the volumes and snapshots of this namespace as the rules say, from its next call
     /// on. They take the place of earlier ones; without any, the driver behaves.
     pub fn misbehave(&self, rules: &[Rule]) -> Result<()> {
-        misbehaviour::set(self.cluster.layout(), &self.name, rules)
+        misbehave(self.cluster, &self.name, rules)
     }
 
     /// Writes everything worth knowing about the namespace and the cluster into a folder, and returns it.
@@ -167,6 +167,11 @@ impl Drop for TestNamespace<'_> {
             eprintln!("{}: {problem}", self.name);
         }
     }
+}
+
+/// As [`TestNamespace::misbehave`], for a namespace that is not a test's own.
+pub fn misbehave(cluster: &Cluster, namespace: &str, rules: &[Rule]) -> Result<()> {
+    misbehaviour::set(cluster.layout(), namespace, rules)
 }
 
 /// Whether a condition of an object's status is true.

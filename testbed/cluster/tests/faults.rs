@@ -57,13 +57,18 @@ async fn the_plan_decides_by_method_path_and_number() {
     proxy
         .plan(Box::new(|method, path, number| {
             assert_eq!((method, path), ("GET", "/bucket/key"));
-            (number == 1).then_some(Fault::Unavailable)
+            match number {
+                1 => Some(Fault::Unavailable),
+                2 => Some(Fault::Full),
+                _ => None,
+            }
         }))
         .unwrap();
     assert_eq!(get(&proxy).await.unwrap().0, 200);
     assert_eq!(get(&proxy).await.unwrap().0, 503);
+    assert_eq!(get(&proxy).await.unwrap().0, 507);
     assert_eq!(get(&proxy).await.unwrap().0, 200);
-    assert_eq!((proxy.requests(), proxy.faults()), (3, 1));
+    assert_eq!((proxy.requests(), proxy.faults()), (4, 2));
 }
 
 #[tokio::test]

@@ -277,7 +277,7 @@ mod tests {
         }))
         .unwrap();
         let assignment = backup.assignment(PathBuf::from("/volume"), VolumeMode::Filesystem);
-        let Ok(Work::Backup(work)) = assignment.work else { panic!("{assignment:?}") };
+        let Ok(Work::Backup(work)) = assignment.work else { panic!("no backup") };
         assert_eq!(work.real_source, "shop/web/data");
         assert_eq!(
             work.tags,

@@ -1,0 +1,256 @@
+//! Storage and stores that misbehave: every operation ends, says why, and leaves nothing behind.
+
+use crate::by_hand::{download, message, phase, run, upload, waiting};
+use crate::common::{claim, list, pod};
+use crate::stage::{
+    PATIENCE, assert_completed, assert_nothing_left, back_up, begin_backup, end_of_backup, has_ended,
+    operations, together, wait_for_uploads,
+};
+use crate::store::{Location, brings_data};
+use lifeboat_testbed::faults::Fault;
+use lifeboat_testbed::testing::{Failure, Match, Rule, TestNamespace, misbehave};
+use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Writes a little and waits.
+const FILL: &str = "head -c 3000000 /dev/urandom > /data/file; touch /data/.done; sleep 86400";
+/// A parameter of the test driver's classes that makes no difference to files; here it tells classes apart.
+const MARK: &str = "changedBlockSize";
+
+/// A namespace with a small volume of each class, named after it.
+fn with_volumes<'a>(cluster: &'a Cluster, name: &str, classes: &[&str]) -> TestNamespace<'a> {
+    let space = TestNamespace::new(cluster, name).unwrap();
+    for class in classes {
+        let wanted = claim(class, class, "Filesystem", "16Mi", None);
+        space.apply(&list(&[wanted, pod(class, FILL, class, None)])).unwrap();
+    }
+    for class in classes {
+        space.wait_for_pod(class).unwrap();
+    }
+    space
+}
+
+/// A class of the test driver with a mark by which rules find its volumes.
+fn define_class(cluster: &Cluster, name: &str, mark: &str) {
+    let mut class = cluster.kubectl().get(["storageclass", TEST_CLASS_ANYWHERE]).unwrap();
+    class["metadata"] = json!({ "name": name });
+    class["parameters"][MARK] = json!(mark);
+    cluster.kubectl().apply(&class.to_string()).unwrap();
+}
+
+fn failing(method: &str, mark: &str, failure: &str) -> Rule {
+    let parameters = BTreeMap::from([(MARK.to_owned(), mark.to_owned())]);
+    Rule {
+        method: method.to_owned(),
+        only: Match { parameters, ..Match::default() },
+        fail: Some(Failure::try_from(failure.to_owned()).unwrap()),
+        ..Rule::default()
+    }
+}
+
+/// The driver's faults with copies of volumes, until this is dropped.
+struct Misbehaviour(&'static Cluster);
+
+impl Misbehaviour {
+    fn new(cluster: &'static Cluster, rules: &[Rule]) -> Self {
+        misbehave(cluster, "velero", rules).unwrap();
+        Self(cluster)
+    }
+}
+
+impl Drop for Misbehaviour {
+    fn drop(&mut self) {
+        let _ = misbehave(self.0, "velero", &[]);
+    }
+}
+
+fn upload_of<'a>(uploads: &'a [Value], claim: &str) -> &'a Value {
+    uploads.iter().find(|upload| upload["spec"]["sourcePVC"] == claim).unwrap()
+}
+
+/// One volume whose snapshot never gets ready, one whose copy is never made, one whose copy cannot be mounted.
+#[test]
+fn storage_that_does_not_deliver_fails_the_upload_in_time_with_the_drivers_words() {
+    let stage = together();
+    let cluster = stage.cluster;
+    define_class(cluster, "unbound", "8192");
+    define_class(cluster, "unmounted", "16384");
+    let _misbehaviour = Misbehaviour::new(
+        cluster,
+        &[
+            failing("CreateVolume", "8192", "UNAVAILABLE: the array is busy"),
+            failing("NodePublishVolume", "16384", "INTERNAL: the path is gone"),
+        ],
+    );
+    let unready = with_volumes(cluster, "unready", &[TEST_CLASS_ANYWHERE]);
+    let not_ready = |method: &str| Rule { method: method.to_owned(), not_ready: true, ..Rule::default() };
+    unready.misbehave(&[not_ready("CreateSnapshot"), not_ready("ListSnapshots")]).unwrap();
+    let undelivered = with_volumes(cluster, "undelivered", &["unbound", "unmounted"]);
+    begin_backup(cluster, &unready, "unready", &[]);
+    begin_backup(cluster, &undelivered, "undelivered", &[]);
+
+    let uploads = wait_for_uploads(cluster, "undelivered", 2, "the end", has_ended);
+    for (claim, words) in [("unbound", "the array is busy"), ("unmounted", "the path is gone")] {
+        let upload = upload_of(&uploads, claim);
+        assert_eq!(phase(upload), "Failed", "{upload:#}");
+        let said = message(upload);
+        assert!(said.starts_with("the volume could not be made reachable") && said.contains(words), "{said}");
+    }
+    let uploads = wait_for_uploads(cluster, "unready", 1, "the end", has_ended);
+    assert_eq!(phase(&uploads[0]), "Failed", "{uploads:#?}");
+    assert!(message(&uploads[0]).contains("is not ready"), "{}", message(&uploads[0]));
+    for (space, backup) in [(&undelivered, "undelivered"), (&unready, "unready")] {
+        assert_eq!(end_of_backup(cluster, backup), "PartiallyFailed");
+        assert_nothing_left(cluster, space.name(), backup);
+    }
+}
+
+#[test]
+fn a_store_that_is_away_for_a_minute_does_not_cost_the_backup() {
+    let stage = together();
+    let cluster = stage.cluster;
+    let away_since: OnceLock<Instant> = OnceLock::new();
+    let plan = move |method: &str, path: &str, _| {
+        if brings_data(method, path) {
+            away_since.get_or_init(Instant::now);
+        }
+        let away = away_since.get().is_some_and(|since| since.elapsed() < Duration::from_secs(60));
+        (away && path.contains("/kopia/")).then_some(Fault::ResetBefore)
+    };
+    let location = Location::new(cluster, "away", Box::new(plan));
+    let space = with_volumes(cluster, "away", &[TEST_CLASS_ANYWHERE]);
+    back_up(cluster, &space, "away", &["--storage-location", "away"]);
+    assert_completed(cluster, "backup.velero.io", "away");
+    assert!(location.proxy.faults() > 1, "the store was never away");
+    let uploads = operations(cluster, "datauploads", "velero.io/backup-name=away");
+    assert!(uploads[0]["metadata"]["annotations"]["lifeboat.io/movers-lost"].is_null(), "{uploads:#?}");
+    assert_nothing_left(cluster, space.name(), "away");
+}
+
+#[test]
+fn a_full_store_fails_the_upload_and_says_so() {
+    let stage = together();
+    let cluster = stage.cluster;
+    let plan = |method: &str, path: &str, _| brings_data(method, path).then_some(Fault::Full);
+    let _location = Location::new(cluster, "full", Box::new(plan));
+    let space = with_volumes(cluster, "full", &[TEST_CLASS_ANYWHERE]);
+    begin_backup(cluster, &space, "full", &["--storage-location", "full"]);
+    let uploads = wait_for_uploads(cluster, "full", 1, "the end", has_ended);
+    assert_eq!(phase(&uploads[0]), "Failed", "{uploads:#?}");
+    assert!(message(&uploads[0]).contains("XMinioStorageFull"), "{}", message(&uploads[0]));
+    assert_eq!(end_of_backup(cluster, "full"), "PartiallyFailed");
+    assert_nothing_left(cluster, space.name(), "full");
+}
+
+/// The location is one that Velero never got to use; its repository is said to be there.
+#[test]
+fn wrong_credentials_fail_the_upload_and_are_not_shown() {
+    let stage = together();
+    let cluster = stage.cluster;
+    let space = with_volumes(cluster, "keys", &[TEST_CLASS_ANYWHERE]);
+    let kubectl = cluster.kubectl();
+    let mut location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]).unwrap();
+    location["metadata"] = json!({ "name": "keys", "namespace": "velero" });
+    location["spec"]["default"] = json!(false);
+    location["spec"]["credential"] = json!({ "name": "wrong-keys", "key": "cloud" });
+    location["status"] = json!({});
+    let file = "[default]\naws_access_key_id=nobody\naws_secret_access_key=sesame-open\n";
+    let labels = json!({
+        "velero.io/volume-namespace": space.name(), "velero.io/storage-location": "keys", "velero.io/repository-type": "kopia",
+    });
+    let now = format!("{:.0}", jiff::Timestamp::now());
+    let objects = [
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "wrong-keys", "namespace": "velero" },
+            "stringData": { "cloud": file },
+        }),
+        location,
+        json!({
+            "apiVersion": "velero.io/v1", "kind": "BackupRepository",
+            "metadata": { "name": "keys-kopia", "namespace": "velero", "labels": labels },
+            "spec": {
+                "volumeNamespace": space.name(), "backupStorageLocation": "keys", "repositoryType": "kopia",
+                "maintenanceFrequency": "1h0m0s",
+            },
+            "status": { "phase": "Ready", "lastMaintenanceTime": now },
+        }),
+    ];
+    kubectl.apply(&list(&objects)).unwrap();
+    let mut wrong = upload(&space, "keys-1", TEST_CLASS_ANYWHERE);
+    wrong["spec"]["backupStorageLocation"] = json!("keys");
+    let ended = run(cluster, &wrong);
+    assert_eq!(phase(&ended), "Failed", "{ended:#}");
+    let said = message(&ended);
+    assert!(said.contains("InvalidAccessKeyId") && !said.contains("sesame"), "{said}");
+    assert_nothing_left(cluster, space.name(), "keys");
+    let gone = [
+        "-n",
+        "velero",
+        "delete",
+        "backupstoragelocation/keys",
+        "backuprepository/keys-kopia",
+        "secret/wrong-keys",
+    ];
+    kubectl.run_within(PATIENCE, gone).unwrap();
+}
+
+/// A device comes back into a claim of its size, also of another driver, but not into a smaller one.
+#[test]
+fn a_claim_that_is_too_small_fails_the_download_and_is_left_alone() {
+    let stage = together();
+    let cluster = stage.cluster;
+    let space = TestNamespace::new(cluster, "sizes").unwrap();
+    let device = |name: &str, class: &str, size: &str| claim(name, class, "Block", size, None);
+    let files = claim("files", TEST_CLASS_ANYWHERE, "Filesystem", "16Mi", None);
+    let fill = "head -c 16777216 /dev/urandom > /dev/raw; touch /data/.done; sleep 86400";
+    space
+        .apply(&list(&[
+            files,
+            device("raw", TEST_CLASS_ANYWHERE, "16Mi"),
+            pod("writer", fill, "files", Some("raw")),
+        ]))
+        .unwrap();
+    space.wait_for_pod("writer").unwrap();
+    let uploaded = run(cluster, &upload(&space, "sizes-1", "raw"));
+    assert_eq!(phase(&uploaded), "Completed", "{uploaded:#}");
+    // Whoever asked for it finds it by this label, and it alone.
+    let found = operations(cluster, "datauploads", "velero.io/async-operation-id=du-sizes-1");
+    assert_eq!(found.len(), 1);
+    let snapshot = found[0]["status"]["snapshotID"].as_str().unwrap();
+
+    space
+        .apply(&list(&[
+            waiting(device("small", TEST_CLASS_ANYWHERE, "8Mi")),
+            waiting(device("large", HOSTPATH_CLASS, "16Mi")),
+        ]))
+        .unwrap();
+    let refused = run(cluster, &download(&space, "sizes-2", "small", snapshot));
+    assert_eq!(phase(&refused), "Failed", "{refused:#}");
+    assert!(message(&refused).contains("use a larger target"), "{}", message(&refused));
+    assert!(space.get("pvc", "small").unwrap()["spec"]["volumeName"].is_null());
+    let restored = run(cluster, &download(&space, "sizes-3", "large", snapshot));
+    assert_eq!(phase(&restored), "Completed", "{restored:#}");
+    assert_eq!(space.get("pvc", "large").unwrap()["status"]["phase"], "Bound");
+    assert_nothing_left(cluster, space.name(), "sizes");
+}
+
+/// What cannot be done is said at once, not after a time-out.
+#[test]
+fn an_upload_of_another_type_of_snapshot_fails_at_once() {
+    let stage = together();
+    let space = with_volumes(stage.cluster, "types", &[TEST_CLASS_ANYWHERE]);
+    let mut other = upload(&space, "types-1", TEST_CLASS_ANYWHERE);
+    other["spec"]["snapshotType"] = json!("Tape");
+    let mut without = other.clone();
+    without["metadata"]["name"] = json!("types-2");
+    without["spec"]["snapshotType"] = json!("CSI");
+    without["spec"]["csiSnapshot"] = Value::Null;
+    for (wrong, words) in [(other, "\"Tape\""), (without, "spec.csiSnapshot is missing")] {
+        let ended = run(stage.cluster, &wrong);
+        assert_eq!(phase(&ended), "Failed", "{ended:#}");
+        assert!(message(&ended).contains(words), "{}", message(&ended));
+    }
+}

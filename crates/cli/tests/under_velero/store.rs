@@ -1,0 +1,62 @@
+//! Backup locations whose store misbehaves.
+
+use crate::stage::PATIENCE;
+use lifeboat_testbed::Cluster;
+use lifeboat_testbed::faults::{FaultProxy, Mode, Plan};
+use lifeboat_testbed::testing::wait_for_object;
+use serde_json::json;
+use std::net::SocketAddr;
+use tokio::runtime::{Builder, Runtime};
+
+/// A location in the cluster's object store with a proxy before it; gone when this is dropped.
+pub struct Location {
+    cluster: &'static Cluster,
+    name: &'static str,
+    pub proxy: FaultProxy,
+    /// The proxy lives in it.
+    _runtime: Runtime,
+}
+
+impl Location {
+    pub fn new(cluster: &'static Cluster, name: &'static str, plan: Plan) -> Self {
+        let store =
+            cluster.object_store().endpoint.strip_prefix("http://").unwrap().parse::<SocketAddr>().unwrap();
+        let (runtime, proxy) = cluster
+            .in_network(|| {
+                let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+                let start = FaultProxy::start(SocketAddr::new(store.ip(), 0), store, Mode::Http);
+                let proxy = runtime.block_on(start).unwrap();
+                (runtime, proxy)
+            })
+            .unwrap();
+        proxy.plan(plan).unwrap();
+        cluster.create_bucket(name, false).unwrap();
+        let kubectl = cluster.kubectl();
+        let mut location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]).unwrap();
+        location["metadata"] = json!({ "name": name, "namespace": "velero" });
+        location["spec"]["default"] = json!(false);
+        // A bucket of its own: Velero takes folders that it does not know for somebody else's.
+        location["spec"]["objectStorage"]["bucket"] = json!(name);
+        location["spec"]["config"]["s3Url"] = json!(format!("http://{}", proxy.address()));
+        location["status"] = json!({});
+        kubectl.apply(&location.to_string()).unwrap();
+        let of = ("backupstoragelocation", name);
+        let is_available = |location: &serde_json::Value| location["status"]["phase"] == "Available";
+        wait_for_object(&kubectl, "velero", PATIENCE, of, "being available", is_available).unwrap();
+        Self { cluster, name, proxy, _runtime: runtime }
+    }
+}
+
+impl Drop for Location {
+    fn drop(&mut self) {
+        let kubectl = self.cluster.kubectl();
+        let _ = kubectl.run(["-n", "velero", "delete", "backupstoragelocation", self.name, "--wait=false"]);
+    }
+}
+
+/// Whether a request brings data into a repository: only movers do.
+pub fn brings_data(method: &str, path: &str) -> bool {
+    method == "PUT"
+        && path.contains("/kopia/")
+        && path.rsplit('/').next().is_some_and(|blob| blob.starts_with('p'))
+}
