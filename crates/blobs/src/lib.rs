@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arrival;
 pub mod azure;
 pub mod config;
 #[cfg(feature = "conformance")]

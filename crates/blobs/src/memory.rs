@@ -2,7 +2,7 @@
 
 use crate::{
     BlobId, BlobMetadata, BlobStore, BlobStream, Error, ErrorKind, Operation, Payload, PutMode, PutOptions,
-    Result, Retention, RetentionMode,
+    Result, Retention, RetentionMode, arrival,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -130,6 +130,7 @@ impl BlobStore for MemoryStore {
     }
 
     async fn get_range(&self, id: &BlobId, range: Range<u64>) -> Result<Bytes> {
+        arrival::admitted().await;
         let bytes = self.find(Operation::Get, id)?.bytes;
         crate::store::check_range(&range, bytes.len() as u64, id, || self.describe())?;
         Ok(bytes.slice(range.start as usize..range.end as usize))

@@ -141,12 +141,17 @@ async fn fake_gcs() {
     assert_eq!(gcs::open(&on("none")).await.unwrap_err().kind(), ErrorKind::NoSuchContainer);
 }
 
+/// What is wrong with a bucket shows when it is read from.
+async fn first_read(options: &S3Options) -> Result<()> {
+    s3::open(options).await?.get(&id("blob")).await.map(|_| ())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_refusals_say_what_is_wrong() {
     let server = Minio::start_tls().unwrap();
     server.create_bucket("backups").unwrap();
     let kind = async |options: S3Options| {
-        let error = s3::open(&options).await.unwrap_err();
+        let error = first_read(&options).await.unwrap_err();
         assert!(!error.to_string().contains("s3cr3t"), "{error}");
         error.kind()
     };
@@ -167,7 +172,7 @@ async fn s3_refusals_say_what_is_wrong() {
     let untrusted = S3Options { tls: TlsOptions::default(), ..on(&server, "backups") };
     assert_eq!(kind(untrusted).await, ErrorKind::Configuration);
     let careless = S3Options { tls: TlsOptions { ca_pem: None, verify: false }, ..on(&server, "backups") };
-    s3::open(&careless).await.unwrap();
+    assert_eq!(kind(careless).await, ErrorKind::NotFound);
 
     // Nobody listens: worth another try.
     let gone = S3Options { endpoint: Some("http://127.0.0.1:1".to_owned()), ..on(&server, "backups") };
@@ -196,7 +201,7 @@ async fn s3_with_temporary_credentials_of_a_role() {
 
     let wrong =
         S3Credentials::Static { key_id: "nobody".to_owned(), secret: "s3cr3t".to_owned(), token: None };
-    let error = s3::open(&with(AssumeRole { with: wrong, ..role })).await.unwrap_err();
+    let error = first_read(&with(AssumeRole { with: wrong, ..role })).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unauthenticated);
     let text = error.to_string();
     assert!(text.contains("AccessDenied") && !text.contains("s3cr3t"), "{text}");
@@ -237,7 +242,9 @@ async fn s3_hides_the_storage_configuration_and_the_probe() {
     assert_eq!(names(&*bare).await, ["x-.storageconfig", "x-p1", "x-q1"]);
 
     bare.put(&id("x-.storageconfig"), bytes("{"), &plain()).await.unwrap();
-    assert_eq!(s3::open(&options).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    let unreadable = s3::open(&options).await.unwrap();
+    assert_eq!(unreadable.get(&id("p1")).await.unwrap(), "1", "reading does not need it");
+    assert_eq!(unreadable.put(&id("p2"), bytes("1"), &plain()).await.unwrap_err().kind(), ErrorKind::Corrupt);
     let nonsense = r#"{"blobOptions":[{"prefix":"","storageClass":"NO_SUCH_CLASS"}]}"#;
     bare.put(&id("x-.storageconfig"), bytes(nonsense), &plain()).await.unwrap();
     let refused = s3::open(&S3Options { checksums: Checksums::Off, ..options }).await.unwrap();

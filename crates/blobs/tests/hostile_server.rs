@@ -39,9 +39,8 @@ impl Planned {
         self.answers.lock().unwrap().extend(answers.iter().map(|answer| answer.as_bytes().to_vec()));
     }
 
-    /// A store on this server. Opening it looks for its storage configuration, which is not there.
+    /// A store on this server.
     async fn store(&self) -> Arc<dyn BlobStore> {
-        self.plan(&[NOT_FOUND]);
         let credentials =
             S3Credentials::Static { key_id: "k".to_owned(), secret: "s".to_owned(), token: None };
         let options = S3Options {
@@ -191,7 +190,7 @@ async fn a_listing_that_broke_asks_for_the_same_page_again() {
         .iter()
         .map(|request| request.contains("continuation-token=t"))
         .collect();
-    assert_eq!(asked, [false, false, true, true, true]);
+    assert_eq!(asked, [false, true, true, true]);
 }
 
 #[tokio::test]
@@ -201,7 +200,8 @@ async fn a_create_whose_answer_was_lost_is_recognised_over_http() {
     let store = Retry::new(server.store().await, policy);
     let head = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nlast-modified: Thu, 20 Aug 2026 10:00:00 GMT\r\n\r\n";
     let exists = answer("412 Precondition Failed", "", "");
-    server.plan(&["", &exists, head, &answer("200 OK", "", "ours")]);
+    // Before the first put the storage configuration is looked for, which is not there.
+    server.plan(&[NOT_FOUND, "", &exists, head, &answer("200 OK", "", "ours")]);
     let create = PutOptions { mode: PutMode::CreateOnly, ..PutOptions::default() };
     store.put(&id(), Payload::from(b"ours".as_slice()), &create).await.unwrap();
     let put = &server.requests.lock().unwrap()[1];

@@ -4,7 +4,7 @@ use crate::content::{
     ClientIdentity, ContentFormat, ContentOptions, ContentRange, ContentStore, ContentToWrite, IndexBlobs,
     WritePermission,
 };
-use crate::epoch::EpochIndex;
+use crate::epoch::{EpochIndex, Listing};
 use crate::format::{CreateOptions, Format, Password};
 use crate::legacy::LegacyIndex;
 use crate::maintenance;
@@ -125,7 +125,7 @@ impl Repository {
         }
         check_algorithms(create)?;
         let format = Format::create(&*options.store, &options.password, create, &options.environment).await?;
-        let repository = Repository::with_format(options, format).await?;
+        let repository = Repository::with_format(options, format, None).await?;
         repository.write_initial_state(initial).await?;
         Ok(repository)
     }
@@ -150,8 +150,14 @@ impl Repository {
 
     /// Opens a repository.
     pub async fn open(options: OpenOptions) -> Result<Self> {
+        let OpenOptions { store, password, environment, .. } = &options;
         let owner = options.upgrade_owner.as_deref();
-        let format = Format::open(&*options.store, &options.password, &options.environment, owner).await?;
+        // The index is listed while the key is derived. If that fails, it is tried again when it counts.
+        let (format, listing) = tokio::join!(
+            Format::open(&**store, password, environment, owner),
+            Listing::take(&**store, &*environment.clock),
+        );
+        let format = format?;
         for warning in format.warnings() {
             tracing::warn!("{warning}");
         }
@@ -160,10 +166,10 @@ impl Repository {
             (Err(error), Access::ReadOnly) => tracing::warn!(%error, "the retention is not known"),
             (Err(error), Access::ReadWrite) => return Err(error),
         }
-        Repository::with_format(options, format).await
+        Repository::with_format(options, format, listing.ok()).await
     }
 
-    async fn with_format(options: OpenOptions, format: Format) -> Result<Self> {
+    async fn with_format(options: OpenOptions, format: Format, listing: Option<Listing>) -> Result<Self> {
         let store: Arc<dyn BlobStore> = match options.access {
             Access::ReadOnly => Arc::new(ReadOnly::new(options.store.clone())),
             Access::ReadWrite => options.store.clone(),
@@ -174,7 +180,7 @@ impl Repository {
             upgrade_owner: options.upgrade_owner.clone(),
             format: RwLock::new(Arc::new(format)),
         });
-        let contents = open_contents(&options, store.clone(), &current).await?;
+        let contents = open_contents(&options, store.clone(), &current, listing).await?;
         let splitter = SplitterAlgorithm::from_name(current.get().await.repository().splitter())?;
         let objects =
             Objects::new(contents.clone(), splitter, options.budget.clone(), options.runtime.clone());
@@ -303,6 +309,7 @@ async fn open_contents(
     options: &OpenOptions,
     store: Arc<dyn BlobStore>,
     current: &Arc<CurrentFormat>,
+    listing: Option<Listing>,
 ) -> Result<ContentStore> {
     let format = current.get().await;
     let environment = options.environment.clone();
@@ -310,7 +317,7 @@ async fn open_contents(
     let index = match format.repository().epochs() {
         Some(parameters) => {
             let clock = environment.clock.clone();
-            IndexBlobs::Epochs(EpochIndex::new(store.clone(), clock, parameters.clone()))
+            IndexBlobs::Epochs(EpochIndex::new(store.clone(), clock, parameters.clone(), listing))
         }
         None => IndexBlobs::Legacy(LegacyIndex::new(store.clone(), sealer.clone())),
     };

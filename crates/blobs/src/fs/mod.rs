@@ -11,7 +11,7 @@ mod walk;
 use crate::wrap::pace::Scope;
 use crate::{
     BlobId, BlobMetadata, BlobStore, BlobStream, Error, ErrorKind, Operation, Payload, PutMode, PutOptions,
-    Result,
+    Result, arrival,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -281,6 +281,7 @@ impl BlobStore for FsStore {
     }
 
     async fn get_range(&self, id: &BlobId, range: Range<u64>) -> Result<Bytes> {
+        arrival::admitted().await;
         let (id, pace) = (id.clone(), Scope::current());
         self.run(move |shared| {
             let (file, size) = shared.open_blob(Operation::Get, &id)?;

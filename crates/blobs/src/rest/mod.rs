@@ -11,7 +11,7 @@ pub use http::TlsOptions;
 
 use crate::{
     BlobId, BlobMetadata, BlobStore, BlobStream, Error, ErrorKind, Operation, Payload, PutOptions, Result,
-    Retention, RetentionMode,
+    Retention, RetentionMode, arrival,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -99,6 +99,13 @@ pub(crate) trait Protocol: std::fmt::Debug + Send + Sync + 'static {
     fn delete(&self, key: &str) -> Result<Call, String>;
     async fn put(&self, key: &str, name: &str, payload: Payload, options: PutRequest)
     -> Result<Call, String>;
+    /// Finds out what puts need to know; called before each.
+    async fn prepare_puts(_store: &RestStore<Self>) -> Result<()>
+    where
+        Self: Sized,
+    {
+        Ok(())
+    }
     fn list(&self, prefix: &str, page: Option<&str>) -> Result<Call, String>;
     fn lock(&self, key: &str, mode: RetentionMode, until: Timestamp) -> Result<Call, String>;
 
@@ -303,6 +310,7 @@ impl<P: Protocol> BlobStore for RestStore<P> {
             create_only: options.mode == crate::PutMode::CreateOnly,
             lock: options.retention.map(|retention| (retention.mode, lock_end(retention.period))),
         };
+        P::prepare_puts(self).await?;
         let call = self.protocol.put(&key, id.as_str(), payload, request).await;
         self.ask(Operation::Put, id.as_str(), call, MAX_ERROR).await?;
         Ok(())
@@ -330,6 +338,7 @@ impl<P: Protocol> BlobStore for RestStore<P> {
         if reply.status() != StatusCode::PARTIAL_CONTENT || covers != Some((range.start, last)) {
             return Err(self.bad_range(id, &range).await);
         }
+        arrival::admitted().await;
         let length = range.end - range.start;
         let bytes = reply.body(length).await;
         let bytes =

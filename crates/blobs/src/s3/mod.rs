@@ -9,7 +9,7 @@ pub use open::open;
 pub use options::{Addressing, Checksums, CustomerKey, Encryption, S3Options};
 
 use crate::rest::http::Trouble;
-use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, text};
+use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, text};
 use crate::{ErrorKind, Payload, RetentionMode};
 use async_trait::async_trait;
 use base64::Engine;
@@ -23,6 +23,7 @@ use open::StorageConfig;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
+use tokio::sync::OnceCell;
 
 /// The hidden object with storage classes by blob prefix.
 const STORAGE_CONFIG: &str = ".storageconfig";
@@ -39,6 +40,14 @@ struct S3 {
     credentials: CredentialSource,
     encryption: Encryption,
     storage_class: Option<String>,
+    checksums: Checksums,
+    /// Found out before the first put: who only reads does not wait for it.
+    puts: OnceCell<PutSettings>,
+}
+
+/// What puts need to know about the bucket.
+#[derive(Debug, Default)]
+struct PutSettings {
     storage_config: StorageConfig,
     sends_checksums: bool,
 }
@@ -195,6 +204,8 @@ impl Protocol for S3 {
         payload: Payload,
         request: PutRequest,
     ) -> Result<Call, String> {
+        let unknown = PutSettings::default();
+        let settings = self.puts.get().unwrap_or(&unknown);
         let (sha256, md5) = digests(payload.clone(), request.lock.is_some()).await?;
         let mut call = self.on(Method::PUT, key).body(payload).header("content-type", CONTENT_TYPE)?;
         call.sha256 = Some(sha256);
@@ -202,10 +213,10 @@ impl Protocol for S3 {
         if request.create_only {
             call = call.header("if-none-match", "*")?;
         }
-        if let Some(class) = self.storage_config.class_of(name).or(self.storage_class.as_deref()) {
+        if let Some(class) = settings.storage_config.class_of(name).or(self.storage_class.as_deref()) {
             call = call.header("x-amz-storage-class", class)?;
         }
-        if self.sends_checksums {
+        if settings.sends_checksums {
             call = call.header("x-amz-checksum-sha256", BASE64_STANDARD.encode(sha256))?;
         }
         if let (Some((mode, until)), Some(md5)) = (request.lock, md5) {
@@ -215,6 +226,10 @@ impl Protocol for S3 {
                 .header("x-amz-object-lock-retain-until-date", lock_date(until))?;
         }
         Ok(call)
+    }
+
+    async fn prepare_puts(store: &RestStore<S3>) -> crate::Result<()> {
+        store.protocol.puts.get_or_try_init(|| store.find_put_settings()).await.map(|_| ())
     }
 
     fn list(&self, prefix: &str, page: Option<&str>) -> Result<Call, String> {

@@ -1,7 +1,7 @@
 //! Opening a bucket: its address, its region, its storage classes and what it can do.
 
 use super::credentials::CredentialSource;
-use super::{Addressing, Checksums, Encryption, S3, S3Options, STORAGE_CONFIG};
+use super::{Addressing, Checksums, Encryption, PutSettings, S3, S3Options, STORAGE_CONFIG};
 use crate::rest::http::{Http, Trouble};
 use crate::rest::{Call, Protocol, PutRequest, RestStore};
 use crate::{BlobId, BlobStore, Error, ErrorKind, Operation, Payload, Result};
@@ -9,6 +9,7 @@ use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::Method;
 use serde::Deserialize;
 use std::sync::Arc;
+use tokio::sync::OnceCell;
 
 const DEFAULT_REGION: &str = "us-east-1";
 /// The name of the put that a store has to reject to prove that it checks checksums. It never comes to exist.
@@ -38,7 +39,7 @@ impl StorageConfig {
     }
 }
 
-/// Opens a bucket and makes sure that it answers.
+/// Opens a bucket. Whether it is there and lets us in shows with the first call.
 pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
     let name = format!("s3://{}/{}", options.bucket, options.prefix);
     let fail = |detail: String| Error::new(ErrorKind::Configuration, Operation::Open, "", &*name, detail);
@@ -56,8 +57,8 @@ pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
         credentials: CredentialSource::new(&options.credentials).await,
         encryption: options.encryption.clone(),
         storage_class: options.storage_class.clone(),
-        storage_config: StorageConfig::default(),
-        sends_checksums: false,
+        checksums: options.checksums,
+        puts: OnceCell::new(),
     };
     let http = Http::new(&protocol.base, &options.tls)
         .map_err(|trouble| trouble.into_error(Operation::Open, "", &name))?;
@@ -66,10 +67,6 @@ pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
         store.protocol.region = store.discover_region(&endpoint, &options.bucket).await?;
         let region = store.protocol.region.clone();
         store.protocol.base = endpoint.base(&options.bucket, options.addressing, Some(&region));
-    }
-    store.protocol.storage_config = store.read_storage_config().await?;
-    if options.checksums == Checksums::IfProven {
-        store.protocol.sends_checksums = store.proves_checksums().await?;
     }
     Ok(Arc::new(store))
 }
@@ -172,6 +169,17 @@ impl RestStore<S3> {
             crate::rest::text::xml::<RegionOfError>(&body).map(|answer| answer.region)
         };
         Ok(region.ok().filter(|region| !region.is_empty()).unwrap_or_else(|| DEFAULT_REGION.to_owned()))
+    }
+
+    pub(super) async fn find_put_settings(&self) -> Result<PutSettings> {
+        let checksums = async {
+            match self.protocol.checksums {
+                Checksums::Off => Ok(false),
+                Checksums::IfProven => self.proves_checksums().await,
+            }
+        };
+        let (storage_config, sends_checksums) = tokio::try_join!(self.read_storage_config(), checksums)?;
+        Ok(PutSettings { storage_config, sends_checksums })
     }
 
     async fn read_storage_config(&self) -> Result<StorageConfig> {

@@ -68,7 +68,7 @@ pub enum Checksums {
     /// No: many stores that speak S3 reject or ignore the header.
     #[default]
     Off,
-    /// If the store rejects a put with a wrong one, which is tried when it is opened.
+    /// If the store rejects a put with a wrong one, which is tried before the first put.
     IfProven,
 }
 

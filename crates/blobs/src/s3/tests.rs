@@ -12,9 +12,14 @@ async fn s3(encryption: Encryption) -> S3 {
         credentials: CredentialSource::new(&S3Credentials::Anonymous).await,
         encryption,
         storage_class: Some("STANDARD_IA".to_owned()),
-        storage_config: serde_json::from_str(r#"{"blobOptions":[{"prefix":"q","storageClass":"STANDARD"}]}"#)
+        checksums: Checksums::Off,
+        puts: OnceCell::new_with(Some(PutSettings {
+            storage_config: serde_json::from_str(
+                r#"{"blobOptions":[{"prefix":"q","storageClass":"STANDARD"}]}"#,
+            )
             .unwrap(),
-        sends_checksums: false,
+            sends_checksums: false,
+        })),
     }
 }
 

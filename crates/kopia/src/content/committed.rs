@@ -39,10 +39,11 @@ pub enum IndexBlobs {
 
 impl IndexBlobs {
     /// The blobs in force, listed anew or as of the last write. Those in `left_out` are passed over.
-    async fn active(&self, anew: bool, left_out: &BTreeSet<BlobId>) -> Result<Active> {
+    async fn active(&self, anew: bool, left_out: &BTreeSet<BlobId>, clock: &dyn Clock) -> Result<Active> {
         match self {
             IndexBlobs::Epochs(index) => {
-                let mut state = if anew { index.refresh().await? } else { index.current().await? }.state;
+                let committed = if anew { index.refresh().await? } else { index.current().await? };
+                let mut state = committed.state;
                 if !left_out.is_empty() {
                     state = Arc::new(state.without(left_out));
                 }
@@ -50,9 +51,11 @@ impl IndexBlobs {
                     blobs: state.active(),
                     watermark: state.watermark.unwrap_or(i64::MIN),
                     holes: state.holes(),
+                    listed_at: committed.listed_at,
                 })
             }
             IndexBlobs::Legacy(index) => Ok(Active {
+                listed_at: clock.now(),
                 blobs: index.active_without(left_out).await?,
                 watermark: i64::MIN,
                 holes: Vec::new(),
@@ -83,6 +86,8 @@ impl IndexBlobs {
 
 /// The index as the listing shows it.
 struct Active {
+    /// When the listing began.
+    listed_at: Timestamp,
     blobs: Vec<BlobMetadata>,
     /// Deletions up to this time (unix seconds) are gone.
     watermark: i64,
@@ -122,6 +127,7 @@ pub(super) struct CommittedIndex {
     runtime: Handle,
     version: IndexVersion,
     put_options: PutOptions,
+    /// What is in force, and since when that may have changed.
     current: RwLock<(Snapshot, Timestamp)>,
     left_out: Mutex<BTreeMap<BlobId, LeftOut>>,
     holes: Mutex<Vec<Hole>>,
@@ -180,9 +186,15 @@ impl CommittedIndex {
         }
     }
 
-    /// How long ago the index was loaded.
+    /// How long ago the index was listed.
     pub(super) fn age(&self) -> SignedDuration {
         self.clock.now().duration_since(self.current.read().1)
+    }
+
+    /// Loads the index for the first time; a listing that was taken ahead will do.
+    pub(super) async fn open(&self) -> Result<()> {
+        let _one = self.loading.lock().await;
+        self.load(false, &BTreeSet::new()).await
     }
 
     /// Loads the index as it is in the store now.
@@ -262,10 +274,9 @@ impl CommittedIndex {
         let mut relisted = 0;
         // Each round ends it, leaves out one blob more, or is one of a few that list again.
         loop {
-            let started = self.clock.now();
             match self.load_once(anew, own).await {
-                Ok(Some(snapshot)) => {
-                    *self.current.write() = (snapshot, started);
+                Ok(Some(loaded)) => {
+                    *self.current.write() = loaded;
                     return Ok(());
                 }
                 Ok(None) => anew = false,
@@ -298,11 +309,12 @@ impl CommittedIndex {
         &self,
         anew: bool,
         own: &BTreeSet<IndexBlobName>,
-    ) -> std::result::Result<Option<Snapshot>, FetchError> {
+    ) -> std::result::Result<Option<(Snapshot, Timestamp)>, FetchError> {
         let left_out: BTreeSet<BlobId> = self.left_out.lock().keys().cloned().collect();
-        let Active { blobs, watermark, holes } = self.blobs.active(anew, &left_out).await?;
+        let Active { listed_at, blobs, watermark, holes } =
+            self.blobs.active(anew, &left_out, &*self.clock).await?;
         *self.holes.lock() = holes;
-        self.load_active(blobs, watermark, own).await
+        Ok(self.load_active(blobs, watermark, own).await?.map(|snapshot| (snapshot, listed_at)))
     }
 
     async fn load_active(

@@ -242,7 +242,7 @@ impl ContentStore {
             format.index_version,
             format.put_options(),
         );
-        committed.refresh().await?;
+        committed.open().await?;
         let write_permission = options.write_permission;
         let writer = match write_permission.is_some() {
             false => None,

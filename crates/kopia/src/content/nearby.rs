@@ -48,23 +48,33 @@ impl Nearby {
         Nearby { budget, limit, state: Mutex::default() }
     }
 
-    /// Reads `range` of `pack`. The first read from a pack is just that; from the second on, what lies around is
-    /// kept for the next.
+    /// Reads `range` of `pack`, and what lies around it for the next.
     pub(super) async fn read(
         &self,
         store: &dyn BlobStore,
         pack: &BlobId,
         range: Range<u64>,
     ) -> Result<Bytes> {
-        if self.limit == 0 || range.end - range.start > BLOCK / 2 || self.is_first(pack) {
+        if self.limit == 0 || range.end - range.start > BLOCK / 2 {
             return store.get_range(pack, range).await;
         }
-        let size = self.size(store, pack).await?;
-        let from = range.start / BLOCK * BLOCK;
-        let block = from..range.end.max(from + BLOCK).min(size);
-        let Some(block) = self.block(pack, block, &range) else {
-            return store.get_range(pack, range).await;
+        let block = match self.held(pack, &range) {
+            Some(block) => Some(block),
+            // What a listing names was written before it and lies before it; how long the pack is does not matter.
+            None if self.is_first(pack) => self.add(pack, range.end.saturating_sub(BLOCK)..range.end, &range),
+            None => match self.size(pack) {
+                Some(size) => {
+                    let from = range.start / BLOCK * BLOCK;
+                    self.add(pack, from..range.end.max(from + BLOCK).min(size), &range)
+                }
+                None => {
+                    let (read, size) = tokio::join!(store.get_range(pack, range), store.head(pack));
+                    self.remember_size(pack, size?.size);
+                    return read;
+                }
+            },
         };
+        let Some(block) = block else { return store.get_range(pack, range).await };
         let fetch = || store.get_range(pack, block.range.clone());
         let bytes = block.bytes.get_or_try_init(fetch).await?;
         let at = |offset: u64| (offset - block.range.start) as usize;
@@ -84,33 +94,34 @@ impl Nearby {
         true
     }
 
-    async fn size(&self, store: &dyn BlobStore, pack: &BlobId) -> Result<u64> {
-        let known = |state: &State| state.packs.iter().find(|(known, _)| known == pack).and_then(|p| p.1);
-        if let Some(size) = known(&self.state.lock()) {
-            return Ok(size);
-        }
-        let size = store.head(pack).await?.size;
+    fn size(&self, pack: &BlobId) -> Option<u64> {
+        self.state.lock().packs.iter().find(|(known, _)| known == pack)?.1
+    }
+
+    fn remember_size(&self, pack: &BlobId, size: u64) {
         if let Some((_, known)) = self.state.lock().packs.iter_mut().find(|(known, _)| known == pack) {
             *known = Some(size);
         }
-        Ok(size)
     }
 
-    /// The block that holds `wanted`, or a new one for `range`; `None` if there is no memory for it, or the pack is
-    /// too short to hold it.
-    fn block(&self, pack: &BlobId, range: Range<u64>, wanted: &Range<u64>) -> Option<Arc<Block>> {
+    /// The block that holds `wanted`, if there is one.
+    fn held(&self, pack: &BlobId, wanted: &Range<u64>) -> Option<Arc<Block>> {
         let mut state = self.state.lock();
         let holds = |block: &Arc<Block>| {
             block.pack == *pack && block.range.start <= wanted.start && wanted.end <= block.range.end
         };
-        if let Some(place) = state.blocks.iter().position(holds) {
-            let block = state.blocks.remove(place)?;
-            state.blocks.push_back(block.clone());
-            return Some(block);
-        }
+        let place = state.blocks.iter().position(holds)?;
+        let block = state.blocks.remove(place)?;
+        state.blocks.push_back(block.clone());
+        Some(block)
+    }
+
+    /// A new block for `range`; `None` if there is no memory for it, or the pack is too short to hold what is wanted.
+    fn add(&self, pack: &BlobId, range: Range<u64>, wanted: &Range<u64>) -> Option<Arc<Block>> {
         if range.end < wanted.end {
             return None;
         }
+        let mut state = self.state.lock();
         while state.blocks.len() >= self.limit {
             state.blocks.pop_front();
         }

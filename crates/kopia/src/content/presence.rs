@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 /// How many listings and look-ups are under way at once.
-const PARALLEL: usize = 16;
+const PARALLEL: usize = 32;
 /// How long what was found is relied on. Packs do not vanish by themselves: once per backup is enough.
 const VALID_FOR: SignedDuration = SignedDuration::from_hours(6);
 /// How long until a listing that failed is tried again. Without it backups go on, they only heal nothing.

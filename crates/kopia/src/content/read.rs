@@ -6,7 +6,7 @@ use crate::worker::blocking;
 use crate::{Error, Result};
 use bytes::Bytes;
 use lifeboat_blobs::{BlobId, ErrorKind};
-use lifeboat_index::{ContentId, IndexEntry};
+use lifeboat_index::{ContentId, IndexEntry, Prefix};
 
 impl ContentStore {
     /// What the index says about a content: own entries that are not published yet first, then the published
@@ -103,9 +103,10 @@ impl ContentStore {
             return Ok(here.clone());
         }
         let pack = BlobId::new(location.entry.pack.as_str())?;
-        match location.entry.id.prefix().is_none() {
-            true => self.shared.store.get_range(&pack, location.range()).await,
-            false => self.shared.nearby.read(&*self.shared.store, &pack, location.range()).await,
+        match location.entry.id.prefix() {
+            // All manifests are read at once, each from a pack of its own more often than not.
+            Prefix::NONE | Prefix::MANIFEST => self.shared.store.get_range(&pack, location.range()).await,
+            _ => self.shared.nearby.read(&*self.shared.store, &pack, location.range()).await,
         }
     }
 

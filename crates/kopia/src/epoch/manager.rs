@@ -20,8 +20,25 @@ const ATTEMPTS: usize = 5;
 pub struct Committed {
     /// What the listing said.
     pub state: Arc<EpochState>,
+    /// When the listing began.
+    pub listed_at: Timestamp,
     /// After this moment the state must be loaded again before anything is decided by it.
     pub valid_until: Timestamp,
+}
+
+/// All index blobs, and when somebody began to list them: what happened since may or may not be in it.
+#[derive(Debug)]
+pub struct Listing {
+    began: Timestamp,
+    blobs: Vec<BlobMetadata>,
+}
+
+impl Listing {
+    /// Lists the index blobs of a repository with epochs.
+    pub async fn take(store: &dyn BlobStore, clock: &dyn Clock) -> Result<Listing> {
+        let began = clock.now();
+        Ok(Listing { began, blobs: store.list(names::ALL).try_collect().await? })
+    }
 }
 
 /// The index blobs of a repository with epochs.
@@ -34,9 +51,29 @@ pub struct EpochIndex {
 }
 
 impl EpochIndex {
-    /// The index blobs in `store`; nothing is read yet.
-    pub fn new(store: Arc<dyn BlobStore>, clock: Arc<dyn Clock>, parameters: EpochParameters) -> Self {
-        EpochIndex { store, clock, parameters, committed: Mutex::new(None) }
+    /// The index blobs in `store`. Nothing is read yet; `listing` serves as the first one for as long as it is valid.
+    pub fn new(
+        store: Arc<dyn BlobStore>,
+        clock: Arc<dyn Clock>,
+        parameters: EpochParameters,
+        listing: Option<Listing>,
+    ) -> Self {
+        let mut index = EpochIndex { store, clock, parameters, committed: Mutex::new(None) };
+        let committed = listing.map(|listing| index.committed_by(listing));
+        index.committed = Mutex::new(committed);
+        index
+    }
+
+    /// Validity counts from the start of the listing.
+    fn committed_by(&self, listing: Listing) -> Committed {
+        let valid_until = listing.began.saturating_add(self.validity()).unwrap_or(Timestamp::MAX);
+        let state = Arc::new(EpochState::from_listing(listing.blobs));
+        Committed { state, listed_at: listing.began, valid_until }
+    }
+
+    /// How long a listing may be relied on.
+    fn validity(&self) -> SignedDuration {
+        SignedDuration::from_nanos(self.parameters.epoch_refresh_frequency)
     }
 
     /// The parameters of the repository's format.
@@ -67,21 +104,18 @@ impl EpochIndex {
     }
 
     async fn load_into(&self, committed: &mut Option<Committed>) -> Result<Committed> {
-        // Validity counts from the start of the listing: what happened during it may or may not be in it.
-        let validity = SignedDuration::from_nanos(self.parameters.epoch_refresh_frequency);
         for _ in 0..ATTEMPTS {
-            let valid_until = self.clock.now().saturating_add(validity).unwrap_or(Timestamp::MAX);
-            let listing: Vec<BlobMetadata> = self.store.list(names::ALL).try_collect().await?;
-            if self.clock.now() < valid_until {
-                let loaded = Committed { state: Arc::new(EpochState::from_listing(listing)), valid_until };
+            let loaded = self.committed_by(Listing::take(&*self.store, &*self.clock).await?);
+            if self.clock.now() < loaded.valid_until {
                 *committed = Some(loaded.clone());
                 return Ok(loaded);
             }
         }
         Err(Error::Invalid(format!(
-            "listing the index blobs of {} takes longer than {validity:#}, so the result cannot be trusted; \
-             check the connection to the store",
-            self.store.describe()
+            "listing the index blobs of {} takes longer than {:#}, so the result cannot be trusted; check the \
+             connection to the store",
+            self.store.describe(),
+            self.validity()
         )))
     }
 
@@ -97,8 +131,7 @@ impl EpochIndex {
         options: &PutOptions,
     ) -> Result<Vec<BlobId>> {
         let suffix = Suffix::of_session(session, shards.len());
-        let validity = SignedDuration::from_nanos(self.parameters.epoch_refresh_frequency);
-        let enough = validity * 3 / 4;
+        let enough = self.validity() * 3 / 4;
         let mut written: Vec<BlobId> = Vec::new();
         let mut epoch: Option<Epoch> = None;
         for _ in 0..ATTEMPTS {

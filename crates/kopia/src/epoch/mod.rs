@@ -12,5 +12,5 @@ pub mod names;
 pub mod sets;
 mod state;
 
-pub use manager::{Committed, EpochIndex};
+pub use manager::{Committed, EpochIndex, Listing};
 pub use state::{EpochState, Hole, Superseded};

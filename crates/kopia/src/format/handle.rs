@@ -138,11 +138,8 @@ impl Format {
         env: &Environment,
         upgrade_owner: Option<&str>,
     ) -> Result<Format> {
-        let missing = || Error::NoRepository { store: store.describe() };
-        let bytes = get(store, FORMAT_BLOB).await?.ok_or_else(missing)?;
-        let blob = FormatBlob::parse(&bytes)?;
-        let key = derive(&blob, password).await?;
-        Format::with_key(store, blob, bytes, key, env, upgrade_owner).await
+        let key = async |blob: &FormatBlob| derive(blob, password).await;
+        Format::read(store, key, env, upgrade_owner).await
     }
 
     /// Reads the format again, with the same checks; at the latest after
@@ -155,20 +152,24 @@ impl Format {
         env: &Environment,
         upgrade_owner: Option<&str>,
     ) -> Result<Format> {
-        let missing = || Error::NoRepository { store: store.describe() };
-        let bytes = get(store, FORMAT_BLOB).await?.ok_or_else(missing)?;
-        let blob = FormatBlob::parse(&bytes)?;
-        Format::with_key(store, blob, bytes, self.key.clone(), env, upgrade_owner).await
+        Format::read(store, async |_: &FormatBlob| Ok(self.key.clone()), env, upgrade_owner).await
     }
 
-    async fn with_key(
+    async fn read(
         store: &dyn BlobStore,
-        blob: FormatBlob,
-        bytes: Bytes,
-        key: Secret,
+        key: impl AsyncFnOnce(&FormatBlob) -> Result<Secret>,
         env: &Environment,
         upgrade_owner: Option<&str>,
     ) -> Result<Format> {
+        let format = async {
+            let missing = || Error::NoRepository { store: store.describe() };
+            let bytes = get(store, FORMAT_BLOB).await?.ok_or_else(missing)?;
+            let blob = FormatBlob::parse(&bytes)?;
+            let key = key(&blob).await?;
+            Ok::<_, Error>((bytes, blob, key))
+        };
+        let (format, sealed_config) = tokio::join!(format, get(store, BLOBCFG_BLOB));
+        let (bytes, blob, key) = format?;
         let format = blob.open(&key)?;
         format.check_readable()?;
         if let Some(lock) = &format.upgrade_lock {
@@ -180,7 +181,7 @@ impl Format {
         }
         let mut opened =
             Format { blob, bytes, key, format, config: BlobConfig::default(), config_damage: None, warnings };
-        if let Some(sealed) = get(store, BLOBCFG_BLOB).await? {
+        if let Some(sealed) = sealed_config? {
             match open_config(&opened.blob, &opened.key, &sealed) {
                 Ok(config) => opened.config = config,
                 // Whoever only reads can do without it.

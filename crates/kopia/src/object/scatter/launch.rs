@@ -1,12 +1,21 @@
-//! From windows to fetches: several regions are under way at a time, as many as memory allows.
+//! From windows to fetches: as many regions arrive at a time as memory allows, and some more are asked for.
 
 use super::compare::compare;
 use super::window::{Piece, Region, regions};
-use super::{Destination, PATIENCE, Ready, Run, Work};
+use super::{Destination, Fetched, PATIENCE, Ready, Run, Work};
 use crate::Result;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use lifeboat_blobs::arrival::{Admission, with_admission};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+
+/// So many regions are asked for beyond those that arrive: a far storage would have nothing to send otherwise.
+const AHEAD: usize = 16;
 
 /// Takes windows until there are no more.
 pub(super) fn launch<D: Destination>(
@@ -16,6 +25,7 @@ pub(super) fn launch<D: Destination>(
 ) -> Result<()> {
     // Dropping it ends what is still under way.
     let mut fetches = JoinSet::new();
+    let ahead = Arc::new(Semaphore::new(AHEAD));
     loop {
         let window = match windows.recv_timeout(PATIENCE) {
             Ok(window) => window,
@@ -28,12 +38,9 @@ pub(super) fn launch<D: Destination>(
         if !here.is_empty() {
             let _ = ready.send((run.put(Work::Here(here)), None));
         }
-        for mut region in regions(stored, run.room.limit) {
-            let Some(memory) = run.room.take(region.len() + region.opened, || run.is_over()) else {
-                return Ok(());
-            };
-            region.memory = memory;
-            start(run, region, &mut fetches, ready.clone());
+        for region in regions(stored, run.room.limit) {
+            let Some(turn) = run.wait(ahead.clone().acquire_owned()) else { return Ok(()) };
+            start(run, region, turn.ok(), &mut fetches, ready.clone());
             while fetches.try_join_next().is_some() {}
         }
     }
@@ -49,6 +56,7 @@ pub(super) fn launch<D: Destination>(
 fn start<D: Destination>(
     run: &Run<'_, D>,
     region: Region<D>,
+    turn: Option<OwnedSemaphorePermit>,
     fetches: &mut JoinSet<()>,
     ready: Sender<Ready>,
 ) {
@@ -56,10 +64,38 @@ fn start<D: Destination>(
     let (pack, range) = (region.pack.clone(), region.range.clone());
     run.reads.fetch_add(1, Ordering::Relaxed);
     run.bytes.fetch_add(region.len(), Ordering::Relaxed);
+    let arrival = Arc::new(Arrival {
+        room: run.room.free.clone(),
+        // What is more than everything waits for everything.
+        bytes: (region.len() + region.opened).min(run.room.limit) as u32,
+        taken: OnceCell::new(),
+        turn: Mutex::new(turn),
+    });
     let number = run.put(Work::Region(region));
     let fetch = async move {
-        let fetched = store.get_range(&pack, range).await;
-        let _ = ready.send((number, Some(fetched)));
+        let bytes = with_admission(arrival.clone(), store.get_range(&pack, range)).await;
+        let room = Arc::into_inner(arrival).and_then(|arrival| arrival.taken.into_inner());
+        let _ = ready.send((number, Some(Fetched { bytes, _room: room })));
     };
     fetches.spawn_on(fetch, &run.objects.runtime);
+}
+
+/// Room for a region, taken when it begins to arrive.
+struct Arrival {
+    room: Arc<Semaphore>,
+    bytes: u32,
+    taken: OnceCell<OwnedSemaphorePermit>,
+    /// Its place among those that are waited for, until it arrives.
+    turn: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Admission for Arrival {
+    fn admit(&self) -> BoxFuture<'_, ()> {
+        async {
+            // The semaphore is never closed.
+            let _ = self.taken.get_or_try_init(|| self.room.clone().acquire_many_owned(self.bytes)).await;
+            self.turn.lock().take();
+        }
+        .boxed()
+    }
 }

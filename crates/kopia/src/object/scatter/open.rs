@@ -4,7 +4,7 @@ use super::super::layout::decode;
 use super::compare::different;
 use super::plan::is_outage;
 use super::window::{Piece, Region};
-use super::{Destination, PATIENCE, Ready, Run, Work};
+use super::{Destination, Fetched, PATIENCE, Ready, Run, Work};
 use crate::{Error, Result};
 use bytes::BytesMut;
 use parking_lot::Mutex;
@@ -27,12 +27,7 @@ pub(super) fn work<D: Destination>(run: &Run<'_, D>, ready: &Mutex<Receiver<Read
         };
         let Some(work) = run.work.lock().remove(&number) else { continue };
         match (work, fetched) {
-            (Work::Region(region), Some(fetched)) => {
-                let memory = region.memory;
-                let opened = take(run, region, fetched);
-                run.room.give_back(memory);
-                opened?;
-            }
+            (Work::Region(region), Some(fetched)) => take(run, region, fetched)?,
             (Work::Region(_), None) => {}
             (Work::Here(pieces), _) => {
                 pieces.into_iter().try_for_each(|piece| fetch_and_open(run, piece))?;
@@ -44,12 +39,8 @@ pub(super) fn work<D: Destination>(run: &Run<'_, D>, ready: &Mutex<Receiver<Read
     }
 }
 
-fn take<D: Destination>(
-    run: &Run<'_, D>,
-    region: Region<D>,
-    fetched: lifeboat_blobs::Result<bytes::Bytes>,
-) -> Result<()> {
-    match fetched.map_err(Error::from) {
+fn take<D: Destination>(run: &Run<'_, D>, region: Region<D>, fetched: Fetched) -> Result<()> {
+    match fetched.bytes.map_err(Error::from) {
         Ok(bytes) => {
             // Nobody else has them, unless the store is in memory.
             let bytes = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));

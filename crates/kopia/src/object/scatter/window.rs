@@ -46,8 +46,6 @@ pub(super) struct Region<D> {
     pub(super) pieces: Vec<Piece<D>>,
     /// What opening it takes beyond its own bytes: room for its largest compressed content.
     pub(super) opened: u64,
-    /// What it holds of the memory under way.
-    pub(super) memory: u64,
 }
 
 impl<D> Region<D> {
@@ -79,7 +77,7 @@ pub(super) fn regions<D: Destination>(mut pieces: Vec<Piece<D>>, in_flight: u64)
                 region.pieces.push(piece);
             }
             _ => match BlobId::new(piece.location.entry.pack.as_str()) {
-                Ok(pack) => regions.push(Region { pack, range, pieces: vec![piece], opened, memory: 0 }),
+                Ok(pack) => regions.push(Region { pack, range, pieces: vec![piece], opened }),
                 Err(error) => piece.fail(error.into()),
             },
         }
