@@ -19,7 +19,8 @@ mod map;
 
 pub use builder::{IndexBuilder, MAX_SHARD_ENTRIES, shard_count, shard_of};
 pub use catalog::{
-    Catalog, CatalogOptions, Contents, Deleted, IdRange, IndexBlobName, IndexSource, PackUsage, Snapshot,
+    Catalog, CatalogOptions, Contents, Deleted, IdRange, IndexBlobName, IndexSource, PackUsage, Since,
+    Snapshot,
 };
 pub use codec::{CodecError, IndexReader, IndexVersion};
 pub use entry::{IndexEntry, MAX_PACK_NAME_LEN, PackName, supersedes};

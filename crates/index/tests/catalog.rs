@@ -117,6 +117,46 @@ fn the_watermark_hides_old_deletions_only() {
     model.check(&catalog);
 }
 
+/// What the filters of new segments answer is what looking everything up would.
+#[test]
+fn whether_an_entry_still_stands_is_told_by_what_is_new() {
+    for options in [CatalogOptions::default(), eager_options()] {
+        let catalog = Catalog::temporary(options).unwrap();
+        let mut model = Model::new();
+        for blob in 0..12 {
+            model.upload(&format!("xn0_{blob:02}"), numbered(blob * 50..blob * 50 + 60));
+        }
+        let before = model.update(&catalog).unwrap();
+        let entries: Vec<IndexEntry> =
+            before.iter(IdRange::all(), Deleted::Include).map(Result::unwrap).collect();
+        let check = |now: &Snapshot, changed: usize| {
+            let (since, other) = (now.since(&before).unwrap(), before.since(now).unwrap());
+            let mut found = 0;
+            for entry in &entries {
+                let still = now.get(&entry.id).unwrap().as_ref() == Some(entry);
+                assert_eq!(now.still_has(entry, &since).unwrap(), still, "{entry:?}");
+                // What is of other views is of no use, and does no harm.
+                assert_eq!(now.still_has(entry, &other).unwrap(), still, "{entry:?}");
+                found += usize::from(!still);
+            }
+            assert_eq!(found, changed);
+        };
+        check(&before, 0);
+        let moved = |i: u64| entry(hashed(i), 1_800_000_000, "pnew");
+        for blob in 0..15 {
+            model.upload(&format!("xn1_{blob:02}"), (blob * 10..blob * 10 + 3).map(moved));
+        }
+        let later = model.update(&catalog).unwrap();
+        check(&later, 45);
+        assert_ne!(later.identity(), before.identity());
+        check(&later.with_watermark(1_900_000_000), 45);
+        model.active.remove(&IndexBlobName::from("xn0_05"));
+        let shrunk = model.update(&catalog).unwrap();
+        check(&shrunk, 45 + 40);
+        assert_eq!(model.update(&catalog).unwrap().identity(), shrunk.identity());
+    }
+}
+
 #[test]
 fn version_1_blobs_mix_with_version_2() {
     let catalog = Catalog::temporary(CatalogOptions::default()).unwrap();

@@ -145,7 +145,8 @@ async fn deleted_contents_are_readable_hidden_and_written_again() {
 
     let (location, sealed) = contents.fetch(contents.resolve(&id).unwrap()).await.unwrap();
     let store2 = contents.clone();
-    worker(move || store2.rewrite(&location.entry, &sealed, false).unwrap()).await;
+    let since = contents.snapshot().since(&contents.snapshot()).unwrap();
+    assert!(worker(move || store2.rewrite(&location.entry, &sealed, &since).unwrap()).await);
     repository.flush().await.unwrap();
     let rewritten = contents.lookup(&id).unwrap().unwrap();
     assert!(!rewritten.deleted && rewritten.pack != again.pack);

@@ -8,11 +8,12 @@ use jiff::SignedDuration;
 use lifeboat_blobs::Operation;
 use lifeboat_blobs::wrap::Fault;
 use lifeboat_blobs::wrap::fault::Logged;
-use lifeboat_index::Prefix;
-use lifeboat_kopia::content::ContentToWrite;
+use lifeboat_index::{Deleted, Prefix};
+use lifeboat_kopia::content::{ContentRange, ContentToWrite};
 use lifeboat_kopia::epoch::EpochState;
 use lifeboat_kopia::maintain::{self, Mode, Options, Outcome, Report, Safety};
 use lifeboat_kopia::maintenance::Task;
+use lifeboat_kopia::repair::{self, RepairOptions};
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use maintain_common::*;
 use std::collections::BTreeMap;
@@ -196,6 +197,27 @@ async fn small_contents_are_gathered_once_however_many_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn repair_forgets_more_lost_contents_than_it_keeps_in_memory() {
+    let world = World::new();
+    let repository = world.create(3).await;
+    let files = files(&[("f", 1_000_000, 20_000)]);
+    let expected = BTreeMap::from([(take_snapshot(&repository, &files).await, files)]);
+    let whole = world.names("p").await;
+    // More than are forgotten at a time.
+    two_short_packs(&repository, 110_000).await;
+    for pack in world.names("p").await.iter().filter(|pack| !whole.contains(pack)) {
+        world.delete(&id(pack)).await;
+    }
+    world.clock.advance(hours(1));
+    let report = repair::run(&repository, &RepairOptions::default(), &mut |_| {}).await.unwrap();
+    assert_eq!((report.lost_contents, report.lost_manifests), (110_000, 0));
+    let reopened = world.open().await;
+    let left = reopened.contents().iterate(ContentRange::Prefix(Prefix::NONE), Deleted::Include);
+    assert_eq!(left.map(Result::unwrap).count(), 1);
+    assert_whole(&reopened, &expected).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_of_bytes_leaves_the_longer_packs_to_later_runs() {
     let world = World::new();
     let repository = world.create(3).await;
@@ -236,8 +258,6 @@ async fn writers_keep_the_index_small_without_any_maintenance() {
     assert!(state.holes().is_empty());
     let reopened = world.open().await;
     assert!(reopened.contents().damaged_index().is_empty());
-    let found = reopened
-        .contents()
-        .iterate(lifeboat_kopia::content::ContentRange::Prefix(Prefix::NONE), lifeboat_index::Deleted::Skip);
+    let found = reopened.contents().iterate(ContentRange::Prefix(Prefix::NONE), Deleted::Skip);
     assert_eq!(found.map(Result::unwrap).count() as u64, number);
 }

@@ -31,7 +31,7 @@ mod segment;
 mod snapshot;
 mod write;
 
-pub use snapshot::{Contents, Deleted, IdRange, PackUsage, Snapshot};
+pub use snapshot::{Contents, Deleted, IdRange, PackUsage, Since, Snapshot};
 
 use crate::codec::IndexReader;
 use crate::map::MappedFile;
@@ -210,7 +210,7 @@ impl Catalog {
     ) -> Result<Snapshot, Error> {
         let set = self.digest(active);
         if let Some(segments) = self.open_cover(&set)? {
-            return Ok(Snapshot::new(segments, watermark));
+            return Ok(Snapshot::new(segments, watermark, set));
         }
         // Caches get wiped under running processes.
         self.create_directory()?;
@@ -224,7 +224,7 @@ impl Catalog {
         }
         self.compact(&mut segments, &mut made)?;
         self.commit(&set, active, &segments, &made)?;
-        Ok(Snapshot::new(segments, watermark))
+        Ok(Snapshot::new(segments, watermark, set))
     }
 
     fn create_directory(&self) -> Result<(), Error> {

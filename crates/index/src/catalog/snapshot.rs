@@ -1,10 +1,13 @@
 //! The committed view: look-ups and scans over the segments of one set of index blobs.
 
+use super::IndexBlobName;
+use super::layout::Digest;
 use super::merge::{Merge, PackMerge, outranks};
 use super::segment::Segment;
 use crate::codec::{CodecError, IndexVersion, RecordSource, encode_records};
 use crate::entry::Record;
 use crate::{ContentId, Error, IndexEntry, PackName, Prefix, shard_of};
+use std::collections::HashSet;
 use std::io::Write;
 use std::sync::Arc;
 
@@ -19,6 +22,19 @@ use std::sync::Arc;
 pub struct Snapshot {
     segments: Arc<[Arc<Segment>]>,
     watermark: i64,
+    identity: Digest,
+}
+
+/// What a view says that an earlier one did not; see [`Snapshot::since`].
+///
+/// Looking up a content that is there reads a page from the disk, if contents are asked for in no order and there are
+/// more than fit into memory. That a content is *not* in what is new, small filters tell. So whoever goes through
+/// contents of an earlier view in an order of their own asks only whether anything new contradicts them.
+#[derive(Debug, Clone)]
+pub struct Since {
+    now: Snapshot,
+    /// The segments with anything new; `None` if not all is there any more that was.
+    newer: Option<Vec<Arc<Segment>>>,
 }
 
 /// Whether a scan delivers entries that say that a content was deleted.
@@ -87,15 +103,15 @@ pub struct PackUsage {
 }
 
 impl Snapshot {
-    pub(super) fn new(segments: Vec<Arc<Segment>>, watermark: i64) -> Self {
+    pub(super) fn new(segments: Vec<Arc<Segment>>, watermark: i64, identity: Digest) -> Self {
         // Segments without records only remember that a blob is empty.
         let segments = segments.into_iter().filter(|segment| segment.len() > 0).collect();
-        Snapshot { segments, watermark }
+        Snapshot { segments, watermark, identity }
     }
 
     /// A view without contents.
     pub fn empty() -> Self {
-        Snapshot::new(Vec::new(), i64::MIN)
+        Snapshot::new(Vec::new(), i64::MIN, Digest::default())
     }
 
     /// The deletion watermark in unix seconds; `i64::MIN` if there is none.
@@ -121,6 +137,55 @@ impl Snapshot {
     /// Whether a content is there and not deleted.
     pub fn contains_live(&self, id: &ContentId) -> Result<bool, Error> {
         Ok(self.find(id)?.is_some_and(|(_, record)| !record.fields.deleted))
+    }
+
+    /// Identifies the index blobs whose contents these are: equal for equal sets, also of other processes.
+    pub fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    /// What this view says that `earlier` did not.
+    pub fn since(&self, earlier: &Snapshot) -> Result<Since, Error> {
+        let (known, have) = (earlier.inputs()?, self.inputs()?);
+        let mut since = Since { now: self.clone(), newer: None };
+        // Only if nothing was taken away does an answer stand for as long as nothing new contradicts it.
+        if self.watermark == earlier.watermark && known.is_subset(&have) {
+            let mut newer = Vec::new();
+            for segment in self.segments.iter() {
+                if !segment.inputs()?.iter().all(|input| known.contains(input)) {
+                    newer.push(segment.clone());
+                }
+            }
+            since.newer = Some(newer);
+        }
+        Ok(since)
+    }
+
+    /// Whether the view still has `entry`, which an earlier one had. `since` makes it cheap if it is of this view and of
+    /// that earlier one; the answer is the same in any case.
+    pub fn still_has(&self, entry: &IndexEntry, since: &Since) -> Result<bool, Error> {
+        if let Some(newer) = &since.newer
+            && Arc::ptr_eq(&self.segments, &since.now.segments)
+            && self.watermark == since.now.watermark
+        {
+            let mut contradicted = false;
+            for segment in newer {
+                contradicted = contradicted || segment.get(&entry.id)?.is_some();
+            }
+            if !contradicted {
+                return Ok(true);
+            }
+        }
+        Ok(self.get(&entry.id)?.as_ref() == Some(entry))
+    }
+
+    /// The blobs whose contents these are, but for empty ones.
+    fn inputs(&self) -> Result<HashSet<IndexBlobName>, Error> {
+        let mut inputs = HashSet::new();
+        for segment in self.segments.iter() {
+            inputs.extend(segment.inputs()?);
+        }
+        Ok(inputs)
     }
 
     /// The contents of `range` in order of their ids.

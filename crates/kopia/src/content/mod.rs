@@ -318,6 +318,13 @@ impl ContentStore {
         }
     }
 
+    /// The bytes in each pack that is being filled.
+    pub(crate) fn open_packs(&self) -> Vec<u64> {
+        let Some(writer) = &self.shared.writer else { return Vec::new() };
+        let mut state = writer.state.lock();
+        state.current.iter_mut().flat_map(session::WriteSession::open_sizes).map(|(_, size)| size).collect()
+    }
+
     /// Whether contents carry their compressor, so that the content layer compresses.
     pub fn supports_compression(&self) -> bool {
         self.shared.format.supports_compression()

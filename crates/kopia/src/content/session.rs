@@ -151,8 +151,13 @@ impl WriteSession {
 
     /// The kind of the open pack that holds most bytes, and how many.
     pub(super) fn largest_open(&mut self) -> Option<(PackKind, u64)> {
+        self.open_sizes().max_by_key(|(_, size)| *size)
+    }
+
+    /// The packs that are open and not empty, and their sizes.
+    pub(super) fn open_sizes(&mut self) -> impl Iterator<Item = (PackKind, u64)> + use<> {
         let sizes = PackKind::ALL.map(|kind| (kind, self.opened(kind).map_or(0, |pack| pack.len())));
-        sizes.into_iter().filter(|(_, size)| *size > 0).max_by_key(|(_, size)| *size)
+        sizes.into_iter().filter(|(_, size)| *size > 0)
     }
 
     /// Closes the open pack of `kind`: it is to be sent.

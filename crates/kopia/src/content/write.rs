@@ -7,7 +7,7 @@ use super::{ContentStore, ContentToWrite};
 use crate::pack::{PackKind, PackRecord};
 use crate::sealer::{MAX_CONTENT_LEN, seal_id};
 use crate::{Error, Result};
-use lifeboat_index::{ContentId, IndexEntry};
+use lifeboat_index::{ContentId, IndexEntry, Since};
 use lifeboat_primitives::hash::Digest;
 use parking_lot::MutexGuard;
 use std::borrow::Cow;
@@ -291,12 +291,12 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Writes a content again into a new pack, from its sealed bytes: same data, same compression, a later entry.
-    /// `deleted` says whether it lives on; maintenance rewrites deleted contents as deleted.
+    /// Writes a content again into a new pack, from its sealed bytes: same data, same compression, a later entry. It lives,
+    /// also if it was deleted before.
     ///
-    /// A deletion that is moved keeps its time, but for the second that makes the new entry win: if moving it made
-    /// it younger, packs that are rewritten again and again would never lose what was deleted from them.
-    pub fn rewrite(&self, entry: &IndexEntry, sealed: &[u8], deleted: bool) -> Result<()> {
+    /// `false` if the content is not as `entry` says any more: then there is nothing to move. `since` is what the index
+    /// says that it did not when `entry` was read.
+    pub fn rewrite(&self, entry: &IndexEntry, sealed: &[u8], since: &Since) -> Result<bool> {
         let writer = self.writer("rewrite contents")?;
         let plain = self
             .shared
@@ -304,20 +304,17 @@ impl ContentStore {
             .open_with_id(seal_id(entry.id.hash()), sealed)
             .map_err(|e| damaged(entry, e.to_string()))?;
         let _batch = writer.barrier.read();
-        let Some(before) = self.claim_to_rewrite(writer, entry)? else { return Ok(()) };
+        let Some(before) = self.claim_to_rewrite(writer, entry, since)? else { return Ok(false) };
         let now = self.shared.environment.clock.now().as_second();
         let record = PackRecord {
             id: entry.id,
             offset: 0,
             packed_length: 0,
             original_length: entry.original_length,
-            timestamp: match entry.deleted && deleted {
-                true => entry.timestamp_seconds.saturating_add(1),
-                false => later_than(now, Some(entry.timestamp_seconds)),
-            },
+            timestamp: later_than(now, Some(entry.timestamp_seconds)),
             compression: entry.compression,
             format_version: self.shared.format.version,
-            deleted,
+            deleted: false,
         };
         let written = self.prepared(record, Cow::Owned(plain)).and_then(|prepared| {
             let len = prepared.sealed_len;
@@ -327,27 +324,30 @@ impl ContentStore {
             Ok(()) => writer.wake_all(),
             Err(_) => self.give_up(writer, &[(entry.id, before)]),
         }
-        written
+        written.map(|()| true)
     }
 
-    /// Claims a content that is to be moved; returns what the session had in its place. `None` if the content was
-    /// written anew since `entry` was read: then there is nothing to move, and a deletion must not win over it.
-    fn claim_to_rewrite(&self, writer: &Writer, entry: &IndexEntry) -> Result<Option<Option<Pending>>> {
+    /// Claims a content that is to be moved; returns what the session had in its place. `None` if the content is not as
+    /// `entry` says any more.
+    fn claim_to_rewrite(
+        &self,
+        writer: &Writer,
+        entry: &IndexEntry,
+        since: &Since,
+    ) -> Result<Option<Option<Pending>>> {
         let mut state = writer.state.lock();
         while matches!(state.pending(&entry.id), Some(Pending::Claimed)) {
             writer.settled.wait(&mut state);
         }
         state.check_failure()?;
-        let latest = match state.pending(&entry.id) {
-            Some(Pending::Entry(_, record)) => Some(record.timestamp),
-            _ => {
-                self.shared.committed.ask(|index| index.get(&entry.id))?.map(|entry| entry.timestamp_seconds)
-            }
+        let is_current = match state.find(&entry.id) {
+            Some((found, _)) => found == *entry,
+            None => self.shared.committed.ask(|index| index.still_has(entry, since))?,
         };
-        if latest.is_some_and(|latest| latest > entry.timestamp_seconds) {
-            return Ok(None);
+        match is_current {
+            true => Ok(Some(state.session(self)?.entries.insert(entry.id, Pending::Claimed))),
+            false => Ok(None),
         }
-        Ok(Some(state.session(self)?.entries.insert(entry.id, Pending::Claimed)))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The task `snapshot-gc`: contents that no snapshot needs are marked as deleted, and those that one needs again are
 //! brought back. Nothing leaves the store here.
 
-use super::copy::{Copy, copy};
+use super::copy::copy;
 use super::mark::{Marks, mark};
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
+use super::settled::Settled;
 use super::stats::{SnapshotGcStats, count32};
-use super::{Done, Error, Result, Session};
+use super::{Done, Result, Session};
 use crate::content::ContentStore;
 use crate::sort::Merge;
 use crate::worker::blocking;
@@ -19,7 +20,7 @@ const FLUSH_EVERY: usize = 100_000;
 
 /// What is to happen to a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Verdict {
     /// It holds manifests, which have rules of their own.
     System,
     /// A snapshot needs it.
@@ -35,7 +36,7 @@ enum Verdict {
 }
 
 /// Goes through all contents and all marks side by side: both are in order of the ids.
-struct Join {
+pub(super) struct Join {
     contents: Contents,
     marks: Merge,
     /// Whether `marks` stands at a mark.
@@ -45,7 +46,7 @@ struct Join {
 }
 
 impl Join {
-    fn new(contents: Contents, mut marks: Merge, old: i64) -> crate::Result<Self> {
+    pub(super) fn new(contents: Contents, mut marks: Merge, old: i64) -> crate::Result<Self> {
         let marked = marks.advance()?;
         Ok(Join { contents, marks, marked, old })
     }
@@ -80,7 +81,7 @@ impl Join {
 
 /// What was found by going through all contents once.
 #[derive(Debug, Default)]
-struct Survey {
+pub(super) struct Survey {
     amounts: [Amount; 6],
     /// The first marks without a content, with their tails.
     missing: Vec<(Vec<u8>, Vec<u8>)>,
@@ -95,7 +96,7 @@ struct Survey {
 
 impl Survey {
     /// Goes through everything; `dropped` is the time (unix seconds) up to which this run drops deletions.
-    fn take(mut join: Join, dropped: i64) -> crate::Result<Survey> {
+    pub(super) fn take(mut join: Join, dropped: i64) -> crate::Result<Survey> {
         let mut survey = Survey::default();
         let (mut missing, mut missing_count) = (Vec::new(), 0);
         let mut note = |key: &[u8], tail: &[u8]| {
@@ -118,7 +119,21 @@ impl Survey {
         Ok(Survey { missing, missing_count, ..survey })
     }
 
-    fn amount(&self, verdict: Verdict) -> Amount {
+    /// What there is to be found where all is settled.
+    fn of_settled(settled: &Settled) -> Survey {
+        let mut survey = Survey::default();
+        survey.amounts[Verdict::InUse as usize] = settled.in_use;
+        survey.amounts[Verdict::System as usize] = settled.system;
+        survey
+    }
+
+    /// Whether everything is needed, and everything that is needed is there.
+    pub(super) fn is_settled(&self) -> bool {
+        let others = [Verdict::Undelete, Verdict::TooYoung, Verdict::Delete, Verdict::Deleted];
+        self.missing_count == 0 && others.iter().all(|verdict| self.amount(*verdict).count == 0)
+    }
+
+    pub(super) fn amount(&self, verdict: Verdict) -> Amount {
         self.amounts[verdict as usize]
     }
 
@@ -146,6 +161,14 @@ impl Survey {
 impl Session {
     /// Runs `snapshot-gc`.
     pub(super) async fn collect(&mut self) -> Result<Done> {
+        self.settled = self.recall_settled().await?;
+        if let Some(settled) = &self.settled {
+            let survey = Survey::of_settled(settled);
+            self.stop_at(self.check_index())?;
+            let mut done = self.collected(&survey, Amount::default(), Amount::default())?;
+            done.summary.insert_str(0, "snapshots and index are as the last run left them; ");
+            return Ok(done);
+        }
         let marks = mark(&self.repository, &self.scratch, self.options.parallel).await?;
         let mut obstacles = marks.obstacles.clone();
         let survey = self.survey(&marks).await?;
@@ -170,13 +193,17 @@ impl Session {
                 (deleted, recovered) = self.apply(&marks, &mut obstacles).await?;
             }
         }
-        self.forecast(&survey, deleted);
-        let summary = obstacles.summary();
-        let blocked = !obstacles.is_empty();
-        self.report.obstruct(obstacles);
-        if blocked {
-            return Err(Error::Blocked(summary));
+        if obstacles.is_empty() && !self.options.dry_run {
+            self.marks = Some(marks);
         }
+        let collected = self.collected(&survey, deleted, recovered)?;
+        self.stop_at(obstacles)?;
+        Ok(collected)
+    }
+
+    /// What is said of contents that were dealt with.
+    fn collected(&mut self, survey: &Survey, deleted: Amount, recovered: Amount) -> Result<Done> {
+        self.forecast(survey, deleted);
         let summary = format!(
             "contents in use: {}, marked as deleted: {deleted}, brought back: {recovered}",
             survey.amount(Verdict::InUse)
@@ -220,7 +247,8 @@ impl Session {
     async fn apply(&self, marks: &Marks, obstacles: &mut Obstacles) -> Result<(Amount, Amount)> {
         let contents = self.repository.contents();
         let may_delete = obstacles.is_empty();
-        let entries = contents.snapshot().iter(IdRange::all(), Deleted::Include);
+        let index = contents.snapshot();
+        let entries = index.iter(IdRange::all(), Deleted::Include);
         let (sorted, old) = (marks.contents.clone(), self.old());
         let mut join = blocking(move || Join::new(entries, sorted.read()?, old)).await??;
         let (mut deleted, mut recovered, mut unpublished) = (Amount::default(), Amount::default(), 0);
@@ -235,8 +263,7 @@ impl Session {
             deleted.count += window.deleted.count;
             deleted.bytes += window.deleted.bytes;
             unpublished += window.deleted.count as usize + window.undelete.len();
-            let copied =
-                copy(&self.repository, window.undelete, Copy::Undelete, self.options.parallel).await?;
+            let copied = copy(&self.repository, &index, window.undelete, self.options.parallel).await?;
             recovered.count += copied.written.count;
             recovered.bytes += copied.written.bytes;
             for (content, reason) in copied.damaged {

@@ -7,7 +7,8 @@ use crate::repo::Repository;
 use crate::worker::blocking;
 use crate::{Error, Result};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use lifeboat_index::{ContentId, IndexEntry};
+use lifeboat_index::{ContentId, IndexEntry, Since, Snapshot};
+use std::sync::Arc;
 
 /// What became of the contents that were to be written again.
 #[derive(Debug, Default)]
@@ -18,24 +19,16 @@ pub(super) struct Copied {
     pub(super) damaged: Vec<(ContentId, String)>,
 }
 
-/// Whether a copy is a deleted content again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Copy {
-    /// As it was.
-    AsItIs,
-    /// It lives again.
-    Undelete,
-}
-
-/// Writes contents again. They are in the new packs after the next flush.
+/// Writes contents again that `index` had, living or deleted. They live in new packs after the next flush.
 pub(super) async fn copy(
     repository: &Repository,
+    index: &Snapshot,
     entries: Vec<IndexEntry>,
-    how: Copy,
     parallel: usize,
 ) -> Result<Copied> {
+    let since = Arc::new(repository.contents().snapshot().since(index)?);
     stream::iter(regions(entries, repository.budget()))
-        .map(|region| copy_region(repository, region, how).boxed())
+        .map(|region| copy_region(repository, region, since.clone()).boxed())
         .buffer_unordered(parallel.max(1))
         .try_fold(Copied::default(), |mut total, part| async move {
             total.written.count += part.written.count;
@@ -46,14 +39,18 @@ pub(super) async fn copy(
         .await
 }
 
-async fn copy_region(repository: &Repository, region: Region<IndexEntry>, how: Copy) -> Result<Copied> {
+async fn copy_region(
+    repository: &Repository,
+    region: Region<IndexEntry>,
+    since: Arc<Since>,
+) -> Result<Copied> {
     let _memory = region.reserve(repository.budget()).await?;
     let contents = repository.contents().clone();
     let read = region.read(&contents).await?;
     let write = move || -> Result<Copied> {
         let mut copied = Copied::default();
         for (known, sealed) in read {
-            match copy_one(&contents, &known, sealed, how) {
+            match copy_one(&contents, &known, sealed, &since) {
                 Ok(true) => copied.written.add(known.packed_length.into()),
                 Ok(false) => {}
                 Err(error) if is_damage(&error) => copied.damaged.push((known.id, error.to_string())),
@@ -66,10 +63,9 @@ async fn copy_region(repository: &Repository, region: Region<IndexEntry>, how: C
 }
 
 /// Writes one content again; `false` if somebody changed it meanwhile, so that it is none of our business any more.
-fn copy_one(contents: &ContentStore, known: &IndexEntry, sealed: Sealed, how: Copy) -> Result<bool> {
+fn copy_one(contents: &ContentStore, known: &IndexEntry, sealed: Sealed, since: &Since) -> Result<bool> {
     let (entry, sealed) = sealed?;
-    let current = contents.lookup(&known.id)?;
-    if current.as_ref() != Some(known) || entry != *known {
+    if entry != *known {
         return Ok(false);
     }
     // Rewriting opens the seal but does not unpack: what cannot be unpacked is to stay where it can be looked at.
@@ -78,6 +74,5 @@ fn copy_one(contents: &ContentStore, known: &IndexEntry, sealed: Sealed, how: Co
         blob: known.pack.to_string(),
         reason,
     })?;
-    contents.rewrite(known, &sealed, how == Copy::AsItIs && known.deleted)?;
-    Ok(true)
+    contents.rewrite(known, &sealed, since)
 }

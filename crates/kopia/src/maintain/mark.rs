@@ -13,6 +13,7 @@ use super::expand::{Found, Node, ObjectText, expand, found_entry};
 use super::recall::{Links, Memory, Recall, Shelf};
 use super::regions::{Located, Region, Sealed, is_damage, regions};
 use super::report::{Obstacle, Obstacles};
+use super::settled::names_of;
 use crate::content::ContentStore;
 use crate::manifest::ManifestId;
 use crate::repo::Repository;
@@ -40,12 +41,14 @@ const MAX_OBSTACLES: u64 = 1000;
 const LARGE_NODE: u64 = 8 << 20;
 
 /// What the snapshots need.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Marks {
     /// The contents; the tail is the number of a snapshot that needs it.
     pub(super) contents: Sorted,
     /// The snapshots by number.
     pub(super) snapshots: Arc<[ManifestId]>,
+    /// What tells these snapshots from others.
+    pub(super) names: String,
     /// What could not be read.
     pub(super) obstacles: Obstacles,
     /// How many directories and object indexes were read.
@@ -122,12 +125,13 @@ async fn mark_once(repository: &Repository, scratch: &Scratch, parallel: usize) 
             recalled: AtomicU64::new(0),
         }),
     };
+    let names = names_of(&list);
     walk.roots(list).await?;
     let reached = walk.levels().await?;
     if let Some(shelf) = shelf {
         walk.remember(shelf, reached).await?;
     }
-    walk.finish().await
+    walk.finish(names).await
 }
 
 /// What the walk has found so far.
@@ -414,14 +418,14 @@ impl Walk {
         Ok(())
     }
 
-    async fn finish(self) -> Result<Marks> {
+    async fn finish(self, names: String) -> Result<Marks> {
         let spare = self.scratch.sorter(SNAPSHOT);
         let contents = std::mem::replace(&mut *self.finds.contents.lock(), spare);
         let contents = blocking(move || contents.finish()).await??;
         let obstacles = std::mem::take(&mut *self.finds.obstacles.lock());
         let (snapshots, read) = (self.finds.snapshots.clone(), self.finds.read.load(Ordering::Relaxed));
         let recalled = self.finds.recalled.load(Ordering::Relaxed);
-        Ok(Marks { contents, snapshots, obstacles, read, recalled })
+        Ok(Marks { contents, snapshots, names, obstacles, read, recalled })
     }
 }
 

@@ -30,6 +30,7 @@ mod regions;
 mod report;
 mod rewrite;
 mod safety;
+mod settled;
 mod stats;
 mod upkeep;
 
@@ -46,7 +47,9 @@ use crate::repo::{Access, Repository};
 use crate::sort::Scratch;
 use jiff::{SignedDuration, Timestamp};
 use ledger::{Ledger, last_success, safe_drop_time};
+use mark::Marks;
 use report::Obstacles;
+use settled::Settled;
 use stats::Stats;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -135,6 +138,8 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
         start: repository.environment().clock.now(),
         scratch: Scratch { folder, budget: repository.budget().clone() },
         report,
+        marks: None,
+        settled: None,
     };
     if options.free_first && !options.dry_run {
         session.free_first().await?;
@@ -188,6 +193,10 @@ struct Session {
     start: Timestamp,
     scratch: Scratch,
     report: Report,
+    /// What the snapshots need, once that is known for sure.
+    marks: Option<Marks>,
+    /// What an earlier run found out that still holds.
+    settled: Option<Settled>,
 }
 
 impl Session {
@@ -234,6 +243,7 @@ impl Session {
             let dropped = self.drop_deleted().await?;
             self.delete_blobs_if_time(Task::FullDeleteBlobs).await?;
             self.index_upkeep(Extent::Full, dropped).await?;
+            self.remember_settled().await;
         } else {
             for task in [Task::FullRewriteContents, Task::FullDropDeletedContent, Task::FullDeleteBlobs] {
                 self.skip(task, "what the snapshots need is not known for sure");
@@ -290,6 +300,10 @@ impl Session {
 
     /// Drops deletions that are certain; returns whether it was their time.
     async fn drop_deleted(&mut self) -> Result<bool> {
+        if self.settled().is_some() {
+            self.skip(Task::FullDropDeletedContent, "there are no deletions");
+            return Ok(false);
+        }
         let Some(time) = self.drop_time(self.options.dry_run) else {
             self.skip(Task::FullDropDeletedContent, "deletions are dropped after two runs that confirm them");
             return Ok(false);

@@ -92,7 +92,10 @@ impl Session {
             sessions,
             locks: self.locks()?,
         };
-        let survey = self.survey_packs(listed, rules).await?;
+        let survey = match self.lists_settled_packs(&listed).await? {
+            true => Survey::of_settled(&self.scratch),
+            false => self.survey_packs(listed, rules).await?,
+        };
         let mut obstacles = self.check_unlisted(survey.unlisted).await?;
         obstacles.extend(self.check_index_listing().await?);
         obstacles.extend(self.check_index());
@@ -331,6 +334,19 @@ impl Session {
 }
 
 impl Survey {
+    /// What there is to be found where exactly those packs are listed that are in use.
+    fn of_settled(scratch: &Scratch) -> Survey {
+        Survey {
+            doomed: Sorted::empty(scratch, TAIL),
+            unreferenced: Amount::default(),
+            retained: Amount::default(),
+            release: Timestamp::MIN,
+            locked: Amount::default(),
+            unlocked: Timestamp::MIN,
+            unlisted: Vec::new(),
+        }
+    }
+
     /// Goes through the listed blobs and the packs of the index side by side.
     fn take(index: &Snapshot, listed: &Sorted, rules: &Rules, scratch: &Scratch) -> crate::Result<Survey> {
         let packs = index.pack_names()?.count() as u64;

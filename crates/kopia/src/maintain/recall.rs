@@ -82,6 +82,39 @@ impl Shelf {
         Some(Shelf { folder, sealer, environment: repository.environment().clone() })
     }
 
+    /// A small file that [`put`](Self::put) wrote; `None` if there is none that can be believed.
+    pub(super) fn get(&self, name: &str, seal: &[u8; 16]) -> Option<Vec<u8>> {
+        let sealed = std::fs::read(self.folder.join(name)).ok()?;
+        self.sealer.open_with_id(seal, &sealed).ok()
+    }
+
+    /// Writes a small file.
+    pub(super) fn put(&self, name: &str, seal: &[u8; 16], plain: &[u8]) -> Result<()> {
+        let sealed = self.sealer.seal_with_id(seal, plain)?;
+        let mut file = self.create()?;
+        file.write_all(&sealed).map_err(|source| self.failed(source))?;
+        self.keep(file, name)
+    }
+
+    fn failed(&self, source: std::io::Error) -> Error {
+        let path = self.folder.display().to_string();
+        Error::LocalFile { action: "write what was marked to", path, source }
+    }
+
+    fn create(&self) -> Result<tempfile::NamedTempFile> {
+        let create = || {
+            std::fs::create_dir_all(&self.folder)?;
+            tempfile::NamedTempFile::new_in(&self.folder)
+        };
+        create().map_err(|source| self.failed(source))
+    }
+
+    /// Gives a file that is complete its name.
+    fn keep(&self, file: tempfile::NamedTempFile, name: &str) -> Result<()> {
+        file.persist(self.folder.join(name)).map_err(|error| self.failed(error.error))?;
+        Ok(())
+    }
+
     /// What earlier runs remembered; `None` if there is nothing that can be believed.
     pub(super) fn open(&self) -> Option<Arc<Memory>> {
         let file = File::open(self.folder.join(FILE_NAME)).ok()?;
@@ -95,13 +128,8 @@ impl Shelf {
     /// Remembers what the nodes in `reached` refer to, according to the links in `fresh` and to what was known, and
     /// nothing else.
     pub(super) fn save(&self, reached: &Sorted, known: Option<&Arc<Memory>>, fresh: &Sorted) -> Result<()> {
-        let failed = |source| Error::LocalFile {
-            action: "write what was marked to",
-            path: self.folder.display().to_string(),
-            source,
-        };
-        std::fs::create_dir_all(&self.folder).map_err(failed)?;
-        let temporary = tempfile::NamedTempFile::new_in(&self.folder).map_err(failed)?;
+        let failed = |source| self.failed(source);
+        let temporary = self.create()?;
         let id = self.environment.random_array()?;
         let mut writer = Writer::new(BufWriter::new(temporary), &self.sealer, id).map_err(failed)?;
         let mut known = known.map(Recall::new);
@@ -126,8 +154,7 @@ impl Shelf {
             }
         }
         let temporary = writer.finish().map_err(failed)?;
-        temporary.persist(self.folder.join(FILE_NAME)).map_err(|error| failed(error.error))?;
-        Ok(())
+        self.keep(temporary, FILE_NAME)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::maintenance::Task;
 use crate::manifest::ManifestId;
 use jiff::Timestamp;
 use lifeboat_index::ContentId;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// So many obstacles are named; the rest is counted.
@@ -19,7 +20,7 @@ pub enum Extent {
 }
 
 /// A number of things and their bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
     /// How many.
     pub count: u64,

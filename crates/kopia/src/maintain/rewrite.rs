@@ -1,19 +1,18 @@
-//! The tasks `full-rewrite-contents` and `quick-rewrite-contents`: what is left in short packs is gathered in full
-//! ones. The old packs are then named by nothing, and are deleted later.
+//! The tasks `full-rewrite-contents` and `quick-rewrite-contents`: what lives in short packs is gathered in full
+//! ones. The old packs are then named by nothing, or by deletions that are dropped some day, and are deleted later.
 //!
 //! Packs are emptied one after the other, the shortest first. Whatever stops it, a limit or a crash, leaves packs that
 //! are empty and packs that are as they were, and the next run goes on with those.
 
-use super::copy::{Copy, copy};
+use super::copy::copy;
 use super::report::Amount;
 use super::stats::RewriteContentsStats;
 use super::{Done, Result, Session};
-use crate::content::{ContentRange, ContentStore};
 use crate::pack::PackKind;
-use crate::sort::{Merge, Sorted, Sorter};
+use crate::sort::{Merge, Sorter};
 use crate::worker::blocking;
 use jiff::Timestamp;
-use lifeboat_index::{ContentId, Deleted, IndexEntry, PackName, PackUsage, Snapshot};
+use lifeboat_index::{ContentId, Deleted, IdRange, IndexEntry, PackName, PackUsage, Snapshot};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,13 +20,15 @@ use std::sync::Arc;
 const SHORT_PERCENT: u64 = 60;
 /// So many contents are rewritten at a time.
 const WINDOW: usize = 10_000;
+/// A pack that is closed with less than so many percent would soon be a short one.
+const FULL_PERCENT: u64 = 80;
 /// So many may wait for being published: until then they are in memory, and lost in a crash.
 const MAX_UNPUBLISHED: u64 = 100_000;
 /// So many packs may wait for it.
 const MAX_UNPUBLISHED_PACKS: u64 = 16;
 
 /// A pack that is to be emptied.
-struct ShortPack {
+pub(super) struct ShortPack {
     name: PackName,
     kind: PackKind,
     bytes: u64,
@@ -35,7 +36,7 @@ struct ShortPack {
 
 /// The packs whose contents are to be gathered, the shortest first, up to `limit` bytes of each kind. One pack
 /// alone has nobody to share a new one with.
-fn choose(mut short: Vec<ShortPack>, limit: u64) -> Vec<PackName> {
+pub(super) fn choose(mut short: Vec<ShortPack>, limit: u64) -> Vec<PackName> {
     short.sort_by(|a, b| (a.bytes, &a.name).cmp(&(b.bytes, &b.name)));
     let mut chosen = Vec::new();
     for kind in PackKind::ALL {
@@ -54,36 +55,95 @@ fn choose(mut short: Vec<ShortPack>, limit: u64) -> Vec<PackName> {
     chosen
 }
 
-/// The short packs of the wanted kinds. Those that hold nothing but deletions are left alone: they go by themselves
-/// when these are dropped.
-fn short_packs(index: &Snapshot, kinds: &[PackKind], threshold: u64) -> crate::Result<Vec<ShortPack>> {
+/// A pack of one of the wanted kinds, if it is short. One that holds nothing but deletions is left alone: it goes by
+/// itself when these are dropped.
+pub(super) fn short_pack(usage: &PackUsage, kinds: &[PackKind], max_pack_size: u64) -> Option<ShortPack> {
+    let PackUsage { pack, live_contents, live_bytes, deleted_bytes, .. } = usage;
+    let kind = kinds.iter().copied().find(|kind| pack.as_str().starts_with(kind.blob_prefix()))?;
+    let bytes = live_bytes + deleted_bytes;
+    let is_short = *live_contents > 0 && bytes < max_pack_size * SHORT_PERCENT / 100;
+    is_short.then(|| ShortPack { name: pack.clone(), kind, bytes })
+}
+
+fn short_packs(index: &Snapshot, kinds: &[PackKind], max_pack_size: u64) -> crate::Result<Vec<ShortPack>> {
     let mut short = Vec::new();
     for usage in index.pack_usage()? {
-        let PackUsage { pack, live_contents, live_bytes, deleted_bytes, .. } = usage?;
-        let kind = kinds.iter().copied().find(|kind| pack.as_str().starts_with(kind.blob_prefix()));
-        let bytes = live_bytes + deleted_bytes;
-        if let Some(kind) = kind.filter(|_| live_contents > 0 && bytes < threshold) {
-            short.push(ShortPack { name: pack, kind, bytes });
-        }
+        short.extend(short_pack(&usage?, kinds, max_pack_size));
     }
     Ok(short)
 }
 
-/// Finds the contents of these packs and puts them in order of the packs, and of their place in them.
-fn in_order(
-    packs: &[PackName],
-    contents: impl Iterator<Item = crate::Result<IndexEntry>>,
-    mut sorter: Sorter,
-) -> crate::Result<Sorted> {
-    let ranks: HashMap<&PackName, u32> = packs.iter().zip(0..).collect();
-    for entry in contents {
-        let entry = entry?;
-        if let Some(rank) = ranks.get(&entry.pack) {
-            let place = (u64::from(*rank) << 32) | u64::from(entry.pack_offset);
-            sorter.push(&[&place.to_be_bytes(), entry.id.key()].concat(), &[])?;
+/// What a record says of an entry beyond its place and its id.
+const TAIL: usize = 3 * size_of::<u32>() + size_of::<i64>() + 2;
+
+/// The living contents of some packs in order of the packs, and of their place in them. Records hold whole entries:
+/// looking them up again, in this order, would read the index at random.
+#[derive(Debug)]
+struct Places {
+    packs: Arc<[PackName]>,
+    records: Merge,
+}
+
+impl Places {
+    /// Finds the contents of these packs. What is deleted stays where it is: its pack goes when the deletion is dropped,
+    /// whereas among living contents it would soon leave a gap.
+    fn find(packs: Vec<PackName>, index: &Snapshot, mut sorter: Sorter) -> crate::Result<Places> {
+        let ranks: HashMap<&PackName, u32> = packs.iter().zip(0..).collect();
+        for entry in index.iter(IdRange::all(), Deleted::Skip) {
+            let entry = entry?;
+            if let Some(rank) = ranks.get(&entry.pack) {
+                sorter.push(&place(*rank, &entry), &tail(&entry))?;
+            }
         }
+        Ok(Places { records: sorter.finish()?.read()?, packs: packs.into() })
     }
-    sorter.finish()
+
+    fn next(&mut self) -> crate::Result<Option<IndexEntry>> {
+        if !self.records.advance()? {
+            return Ok(None);
+        }
+        let entry = decode(self.records.key(), self.records.tail(), &self.packs);
+        entry.map(Some).ok_or_else(|| {
+            crate::Error::Worker("a temporary file does not hold what was written to it".into())
+        })
+    }
+}
+
+/// What entries are sorted by.
+fn place(rank: u32, entry: &IndexEntry) -> Vec<u8> {
+    [&rank.to_be_bytes(), &entry.pack_offset.to_be_bytes(), entry.id.key()].concat()
+}
+
+fn tail(entry: &IndexEntry) -> [u8; TAIL] {
+    let mut tail = [0; TAIL];
+    let numbers = [entry.packed_length, entry.original_length, entry.compression];
+    let (fields, flags) = tail.split_at_mut(TAIL - 2);
+    let (fields, time) = fields.split_at_mut(size_of_val(&numbers));
+    fields.as_chunks_mut().0.copy_from_slice(&numbers.map(u32::to_be_bytes));
+    time.copy_from_slice(&entry.timestamp_seconds.to_be_bytes());
+    flags.copy_from_slice(&[entry.format_version, entry.encryption_key_id]);
+    tail
+}
+
+/// Reads what [`place`] and [`tail`] wrote.
+fn decode(place: &[u8], tail: &[u8], packs: &[PackName]) -> Option<IndexEntry> {
+    let (rank, rest) = place.split_first_chunk()?;
+    let (offset, id) = rest.split_first_chunk()?;
+    let (fields, &[format_version, encryption_key_id]) = tail.split_last_chunk()?;
+    let (fields, time) = fields.split_last_chunk()?;
+    let [packed_length, original_length, compression] = *fields.as_chunks().0 else { return None };
+    Some(IndexEntry {
+        id: ContentId::from_key(id).ok()?,
+        pack: packs.get(u32::from_be_bytes(*rank) as usize)?.clone(),
+        pack_offset: u32::from_be_bytes(*offset),
+        packed_length: u32::from_be_bytes(packed_length),
+        original_length: u32::from_be_bytes(original_length),
+        timestamp_seconds: i64::from_be_bytes(*time),
+        format_version,
+        compression: u32::from_be_bytes(compression),
+        encryption_key_id,
+        deleted: false,
+    })
 }
 
 /// Contents that are rewritten together.
@@ -96,37 +156,30 @@ struct Window {
 }
 
 impl Window {
-    /// The next contents of `packs`; what has left its pack meanwhile is passed over.
-    fn take(
-        places: &mut Merge,
-        packs: &[PackName],
-        contents: &ContentStore,
-        old: i64,
-    ) -> crate::Result<Window> {
+    fn take(places: &mut Places, old: i64) -> crate::Result<Window> {
         let mut window = Window::default();
         while window.entries.len() < WINDOW {
-            if !places.advance()? {
-                window.is_last = true;
-                break;
-            }
-            let (place, id) = places.key().split_first_chunk().unwrap_or((&[0; 8], &[]));
-            let pack = packs.get((u64::from_be_bytes(*place) >> 32) as usize);
-            let id = ContentId::from_key(id).map_err(|e| crate::Error::Worker(e.to_string()))?;
-            match contents.lookup(&id)?.filter(|entry| Some(&entry.pack) == pack) {
+            match places.next()? {
                 Some(entry) if entry.timestamp_seconds <= old => window.entries.push(entry),
                 Some(entry) => window.young.add(entry.packed_length.into()),
-                None => {}
+                None => {
+                    window.is_last = true;
+                    break;
+                }
             }
         }
         Ok(window)
     }
 }
 
-/// Whether it is time to publish what was written. That closes the open pack, so there has to be a full one's worth of
-/// bytes first, however many contents these are: else small contents would never get out of short packs.
-fn is_due(unpublished: &Amount, max_pack_size: u64) -> bool {
+/// Whether it is time to publish what was written. That closes the packs that are open: they have to be nearly full
+/// first, however many contents these are, or they would be among the short ones of the next run and small contents would
+/// never get out of those.
+fn is_due(unpublished: &Amount, open_packs: &[u64], max_pack_size: u64) -> bool {
     let packs = unpublished.bytes / max_pack_size.max(1);
-    packs >= MAX_UNPUBLISHED_PACKS || (packs >= 1 && unpublished.count >= MAX_UNPUBLISHED)
+    let are_full = open_packs.iter().all(|bytes| *bytes >= max_pack_size * FULL_PERCENT / 100);
+    let is_much = unpublished.count >= MAX_UNPUBLISHED || packs >= MAX_UNPUBLISHED_PACKS / 2;
+    packs >= MAX_UNPUBLISHED_PACKS || (is_much && are_full)
 }
 
 /// What a rewrite has done.
@@ -142,22 +195,20 @@ struct Rewritten {
 impl Session {
     /// Rewrites the contents of short packs of these kinds; `None` if there is nothing to do.
     pub(super) async fn rewrite(&mut self, kinds: &'static [PackKind]) -> Result<Option<Done>> {
-        let contents = self.repository.contents();
-        let threshold = self.format.repository().max_pack_size() * SHORT_PERCENT / 100;
-        let (index, limit) = (contents.snapshot(), self.options.rewrite_bytes);
-        let chosen =
-            blocking(move || Ok::<_, crate::Error>(choose(short_packs(&index, kinds, threshold)?, limit)));
-        let chosen = chosen.await??;
-        let packs = chosen.len();
-        if packs == 0 {
+        if self.settled().is_some() {
             return Ok(None);
         }
-        let sorter = self.scratch.sorter(0);
-        let all = contents.iterate(ContentRange::All, Deleted::Include);
-        let chosen = Arc::new(chosen);
-        let packs_in_order = chosen.clone();
-        let places = blocking(move || in_order(&packs_in_order, all, sorter)).await??;
-        let done = self.rewrite_all(chosen, places.read()?).await?;
+        let contents = self.repository.contents();
+        let max_pack_size = self.format.repository().max_pack_size();
+        let (index, limit) = (contents.snapshot(), self.options.rewrite_bytes);
+        let (view, sorter) = (index.clone(), self.scratch.sorter(TAIL));
+        let find = move || -> crate::Result<_> {
+            let chosen = choose(short_packs(&view, kinds, max_pack_size)?, limit);
+            let packs = chosen.len();
+            Ok((packs, if packs == 0 { None } else { Some(Places::find(chosen, &view, sorter)?) }))
+        };
+        let (packs, Some(places)) = blocking(find).await?? else { return Ok(None) };
+        let done = self.rewrite_all(&index, places).await?;
         let Rewritten { wanted, written, retained, stopped } = done;
         if wanted.count == 0 {
             return Ok(None);
@@ -175,7 +226,7 @@ impl Session {
         Done::with(&stats, summary).map(Some)
     }
 
-    async fn rewrite_all(&self, packs: Arc<Vec<PackName>>, mut places: Merge) -> Result<Rewritten> {
+    async fn rewrite_all(&self, index: &Snapshot, mut places: Places) -> Result<Rewritten> {
         let begun = self.now();
         let old = begun
             .saturating_sub(self.safety.min_content_age_for_rewrite)
@@ -187,19 +238,14 @@ impl Session {
         let max_pack_size = self.format.repository().max_pack_size();
         let (mut done, mut unpublished) = (Rewritten::default(), Amount::default());
         loop {
-            let (contents, packs) = (self.repository.contents().clone(), packs.clone());
-            let take = move || -> crate::Result<_> {
-                let window = Window::take(&mut places, &packs, &contents, old)?;
-                Ok((places, window))
-            };
+            let take = move || Window::take(&mut places, old).map(|window| (places, window));
             let (same, window) = blocking(take).await??;
             places = same;
             done.retained.count += window.young.count;
             done.retained.bytes += window.young.bytes;
             window.entries.iter().for_each(|entry| done.wanted.add(entry.packed_length.into()));
             if !self.options.dry_run {
-                let copied =
-                    copy(&self.repository, window.entries, Copy::AsItIs, self.options.parallel).await?;
+                let copied = copy(&self.repository, index, window.entries, self.options.parallel).await?;
                 done.written.count += copied.written.count;
                 done.written.bytes += copied.written.bytes;
                 unpublished.count += copied.written.count;
@@ -210,7 +256,9 @@ impl Session {
             }
             done.stopped = !window.is_last && is_late(self.now());
             let is_last = window.is_last || done.stopped;
-            if !self.options.dry_run && (is_last || is_due(&unpublished, max_pack_size)) {
+            if !self.options.dry_run
+                && (is_last || is_due(&unpublished, &self.repository.contents().open_packs(), max_pack_size))
+            {
                 self.repository.flush().await?;
                 unpublished = Amount::default();
             }
@@ -222,8 +270,32 @@ impl Session {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn entries_come_back_from_their_records() {
+        let entry = |offset| IndexEntry {
+            id: "k00112233".parse().unwrap(),
+            pack: "q1".into(),
+            pack_offset: offset,
+            packed_length: 5,
+            original_length: u32::MAX,
+            timestamp_seconds: -1,
+            format_version: 3,
+            compression: 0x1234_5678,
+            encryption_key_id: 7,
+            deleted: false,
+        };
+        let packs = ["p1".into(), "q1".into()];
+        for entry in [entry(0), entry(u32::MAX)] {
+            assert_eq!(decode(&place(1, &entry), &tail(&entry), &packs).unwrap(), entry);
+            assert_eq!(decode(&place(2, &entry), &tail(&entry), &packs), None);
+        }
+        assert!(place(1, &entry(1 << 20)) < place(2, &entry(0)));
+        assert_eq!(decode(&[1, 2, 3], &[0; TAIL], &packs), None);
+    }
 
     fn pack(name: &str, bytes: u64) -> ShortPack {
         let kind = if name.starts_with('p') { PackKind::Data } else { PackKind::Metadata };
@@ -246,11 +318,13 @@ mod tests {
 
     #[test]
     fn what_was_gathered_is_published_in_full_packs_and_before_it_is_too_much() {
-        let due = |count, bytes| is_due(&Amount { count, bytes }, 20 << 20);
-        assert!(!due(MAX_UNPUBLISHED * 2, 19 << 20), "the pack would be short");
-        assert!(due(MAX_UNPUBLISHED, 20 << 20));
-        assert!(!due(100, 300 << 20));
-        assert!(due(100, 320 << 20), "so much is not put at stake");
+        let due = |count, bytes, open: &[u64]| is_due(&Amount { count, bytes }, open, 20 << 20);
+        assert!(!due(MAX_UNPUBLISHED * 2, 10 << 20, &[10 << 20]), "the pack would be short");
+        assert!(!due(MAX_UNPUBLISHED, 35 << 20, &[17 << 20, 1]), "one of them would be");
+        assert!(due(MAX_UNPUBLISHED, 17 << 20, &[17 << 20]));
+        assert!(!due(100, 150 << 20, &[]));
+        assert!(due(100, 160 << 20, &[]));
+        assert!(due(100, 320 << 20, &[1]), "so much is not put at stake");
     }
 
     #[test]

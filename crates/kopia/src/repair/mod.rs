@@ -8,6 +8,7 @@
 //! Whoever can get lost blobs back from elsewhere (versions of a bucket, a copy) should do so **before** repairing.
 
 mod format;
+mod lost;
 mod report;
 
 pub use format::{FormatRepair, config, format_blob};
@@ -18,20 +19,21 @@ use crate::epoch::EpochIndex;
 use crate::epoch::names::{self, IndexKind};
 use crate::maintenance::SCHEDULE_BLOB;
 use crate::repo::{Access, Repository};
+use crate::sort::Scratch;
 use crate::verify::{
     self, BlobDamage, BlobKind, ContentDamage, VerifyBlobs, VerifyContents, VerifySnapshots,
 };
 use crate::worker::blocking;
 use crate::{Error, Result};
 use lifeboat_blobs::{BlobId, ErrorKind};
-use lifeboat_index::{ContentId, Deleted, IdRange};
-use std::collections::HashSet;
+use lifeboat_index::{Deleted, IdRange};
+use lost::{Collector, Forget, Lost};
 use std::time::Duration;
 
 /// So many seconds are waited for one to be over; more only a clock that is wrong would ask for.
 const MAX_WAIT: u64 = 5;
 /// So many lost contents are forgotten at a time.
-const WINDOW: usize = 10_000;
+const WINDOW: usize = 100_000;
 
 /// How a repository is repaired.
 #[derive(Debug, Clone)]
@@ -173,50 +175,62 @@ impl Repair<'_> {
             include_deleted: false,
             parallel: self.options.parallel,
         };
-        let mut lost: Vec<ContentDamage> = Vec::new();
+        let scratch = Scratch { folder: std::env::temp_dir(), budget: self.repository.budget().clone() };
+        let mut lost = Collector::new(&scratch);
         let found = &mut *self.found;
         let mut note = |damage: ContentDamage| {
-            lost.push(damage.clone());
+            lost.add(&damage);
             found(Finding::Content(damage));
         };
         verify::contents(self.repository, &options, &mut note).await?;
-        let (count, manifests) =
-            (lost.len() as u64, lost.iter().filter(|lost| is_manifest(&lost.id)).count());
+        let lost = blocking(move || lost.finish()).await??;
+        let Lost { count, manifests, .. } = lost;
         if count == 0 {
             return Ok(());
         }
         if !self.options.dry_run {
-            for window in lost.chunks(WINDOW) {
-                let (contents, window) = (self.repository.contents().clone(), window.to_vec());
-                let forget = move || window.iter().try_for_each(|lost| contents.forget(&lost.id, &lost.pack));
-                blocking(forget).await??;
-            }
-            self.repository.flush().await?;
-            self.settle(&lost).await?;
+            self.forget(lost.forget()?).await?;
+            self.settle(lost).await?;
             self.repository.manifests().reload().await?;
         }
         self.report.lost_contents = count;
-        self.report.lost_manifests = manifests as u64;
+        self.report.lost_manifests = manifests;
         self.report.done(Remedy::ContentsForgotten { count });
         Ok(())
     }
 
+    async fn forget(&self, mut forget: Forget) -> Result<()> {
+        loop {
+            let contents = self.repository.contents().clone();
+            let step = move || forget.next(WINDOW, &contents).map(|more| (forget, more));
+            let (same, more) = blocking(step).await??;
+            forget = same;
+            // Until then they are in memory.
+            self.repository.flush().await?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
     /// Drops what was forgotten from the index at once, where that drops nothing else: maintenance by Kopia fails over
     /// deleted contents that it cannot move to other packs. Otherwise it is dropped with the others, when it is time.
-    async fn settle(&mut self, lost: &[ContentDamage]) -> Result<()> {
+    async fn settle(&mut self, lost: Lost) -> Result<()> {
         let contents = self.repository.contents();
         let IndexBlobs::Epochs(index) = contents.index_blobs() else { return Ok(()) };
-        let forgotten: HashSet<ContentId> = lost.iter().map(|lost| lost.id).collect();
         let snapshot = contents.snapshot();
         let dropped_already = snapshot.watermark();
         let find = move || -> Result<Option<i64>> {
             let (mut last, mut first_other) = (i64::MIN, i64::MAX);
+            let mut forgotten = lost.probe()?;
             for entry in snapshot.iter(IdRange::all(), Deleted::Include) {
                 let entry = entry?;
-                match (entry.deleted, forgotten.contains(&entry.id)) {
-                    (true, true) => last = last.max(entry.timestamp_seconds),
-                    (true, false) => first_other = first_other.min(entry.timestamp_seconds),
-                    _ => {}
+                if !entry.deleted {
+                    continue;
+                }
+                match forgotten.contains(entry.id.key())? {
+                    true => last = last.max(entry.timestamp_seconds),
+                    false => first_other = first_other.min(entry.timestamp_seconds),
                 }
             }
             Ok(Some(last).filter(|last| *last > dropped_already && *last < first_other))
@@ -275,8 +289,4 @@ impl Repair<'_> {
         let options = self.repository.format().await.put_options(&id)?;
         Ok(self.repository.store().put(&id, content.into(), &options).await?)
     }
-}
-
-fn is_manifest(id: &ContentId) -> bool {
-    id.prefix() == lifeboat_index::Prefix::MANIFEST
 }
