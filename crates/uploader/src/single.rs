@@ -7,7 +7,20 @@ use lifeboat_kopia::snapshot::{
     DIRECTORY_PREFIX, DirEntry, DirWriter, EntryType, GoMode, SnapshotManifest, SourceInfo, Stats,
     SummaryBuilder,
 };
-use lifeboat_repository::{AccessMode, DataType, ObjectWriteOptions, Repository, WholeObject};
+use lifeboat_repository::{AccessMode, DataType, Id, ObjectWriteOptions, Repository, WholeObject};
+
+/// The file.
+pub(crate) fn file(name: &str, mode: u32, size: u64, time: Timestamp, object: Id) -> DirEntry {
+    DirEntry {
+        name: name.to_owned().into(),
+        entry_type: EntryType::File,
+        mode: GoMode::from_unix(mode),
+        size,
+        mtime: time,
+        object: object.into_string(),
+        ..DirEntry::default()
+    }
+}
 
 /// The directory, and what is said of the snapshot.
 pub(crate) struct Single<'a> {

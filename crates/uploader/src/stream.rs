@@ -2,10 +2,10 @@
 
 use crate::compression::compressor_for;
 use crate::progress::{Cancel, Progress};
-use crate::single::Single;
+use crate::single::{self, Single};
 use crate::{Error, Result};
 use lifeboat_kopia::policy::Policy;
-use lifeboat_kopia::snapshot::{DirEntry, EntryType, GoMode, SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{SnapshotManifest, SourceInfo};
 use lifeboat_repository::{DataType, ObjectWriteOptions, Repository};
 use std::io::Read;
 
@@ -69,15 +69,7 @@ pub fn back_up_stream(
         Ok((writer.result()?, size))
     })?;
     progress.file_hashed();
-    let file = DirEntry {
-        name: options.name.clone().into(),
-        entry_type: EntryType::File,
-        mode: GoMode::from_unix(FILE_MODE),
-        size,
-        mtime: start_time,
-        object: object.into_string(),
-        ..DirEntry::default()
-    };
+    let file = single::file(&options.name, FILE_MODE, size, start_time, object);
     let directory = Single {
         source: &options.source,
         description: &options.description,

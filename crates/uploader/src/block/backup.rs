@@ -7,12 +7,12 @@
 use crate::backup::threads;
 use crate::io::{is_zero, read_at};
 use crate::progress::{Cancel, Progress};
-use crate::single::Single;
+use crate::single::{self, Single};
 use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::policy::Policy;
-use lifeboat_kopia::snapshot::{DirEntries, DirEntry, EntryType, GoMode, SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{DirEntries, EntryType, SnapshotManifest, SourceInfo};
 use lifeboat_repository::{
     AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository,
 };
@@ -314,15 +314,7 @@ fn manifest(
     object: Id,
 ) -> Result<SnapshotManifest> {
     let name = options.path.to_string_lossy().into_owned();
-    let file = DirEntry {
-        name: name.clone().into(),
-        entry_type: EntryType::File,
-        mode: GoMode::from_unix(MODE),
-        size: device.size,
-        mtime: start_time,
-        object: object.into_string(),
-        ..DirEntry::default()
-    };
+    let file = single::file(&name, MODE, device.size, start_time, object);
     let directory = Single {
         source: &options.source,
         description: &options.description,
