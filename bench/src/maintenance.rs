@@ -13,7 +13,7 @@ use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_kopia::snapshot::{
     self, DirEntry, DirWriter, EntryType, SnapshotManifest, SourceInfo, SummaryBuilder,
 };
-use lifeboat_testkit::cgroup::{Limited, run_limited};
+use lifeboat_testkit::cgroup::{Limited, run_limited_at_most};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::process;
 use serde_json::json;
@@ -32,10 +32,6 @@ const FILES_PER_FOLDER: u64 = 100;
 const SHARED: u64 = 10;
 const NO_LIMIT: u64 = 20 << 30;
 const TIME_LIMIT: Duration = Duration::from_secs(2 * 3600);
-/// How long a program may take to end when its time is up.
-const STOPPING: Duration = Duration::from_secs(60);
-/// What `timeout` ends with when time was up.
-const TIME_WAS_UP: i32 = 124;
 /// Of more files than this, kopia reads only a part to verify them: it reads about a thousand contents in a second.
 const READ_ALL_UP_TO: u64 = 100_000;
 
@@ -82,7 +78,7 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
     let mut seconds = Vec::new();
     for what in ["ours, first", "ours, again"] {
         let cost = measure(ours.command(run), limit_mib << 20, TIME_LIMIT)?;
-        ensure!(cost.ended, "maintenance did not end within {TIME_LIMIT:?}");
+        ensure!(cost.limited.ended, "maintenance did not end within {TIME_LIMIT:?}");
         table.row(shown(cost.row(what, Some(limit_mib), &path("ours"))?));
         seconds.push(cost.seconds);
     }
@@ -90,7 +86,7 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
     for what in ["kopia, first", "kopia, again"] {
         let cost = measure(kopia.command(run), NO_LIMIT, kopia_limit)?;
         table.row(shown(cost.row(what, None, &kopia_path)?));
-        let ended = cost.ended;
+        let ended = cost.limited.ended;
         theirs.push(cost);
         if !ended {
             break;
@@ -101,7 +97,7 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
     let [first, again] = seconds[..] else { anyhow::bail!("there are two runs") };
     for (cost, ours, what) in [(theirs.first(), first, "first"), (theirs.get(1), again, "again")] {
         let Some(cost) = cost else { continue };
-        let at_least = if cost.ended { "" } else { "more than " };
+        let at_least = if cost.limited.ended { "" } else { "more than " };
         println!("{what}: kopia's time is {at_least}{} ours", ratio(cost.seconds, ours));
     }
     println!("again took {:.1} % of the first run", again / first * 100.0);
@@ -124,38 +120,19 @@ fn shown(row: [String; 7]) -> [String; 7] {
 struct Cost {
     seconds: f64,
     limited: Limited,
-    /// Whether it came to its end, or was stopped when its time was up.
-    ended: bool,
 }
 
 fn measure(command: Command, limit: u64, time_limit: Duration) -> Result<Cost> {
     // Only what was deleted before the present second is forgotten.
     std::thread::sleep(Duration::from_secs(2));
     let started = Instant::now();
-    let limited = run_limited(within(command, time_limit), limit, time_limit + STOPPING)?;
+    let limited = run_limited_at_most(command, limit, time_limit)?;
     let seconds = started.elapsed().as_secs_f64();
     let output = &limited.output;
-    let ended = output.status.code() != Some(TIME_WAS_UP);
     let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-    let well = !ended || output.status.success();
+    let well = !limited.ended || output.status.success();
     ensure!(well && limited.oom_kills == 0, "maintenance failed: {}", said.join("\n"));
-    Ok(Cost { seconds, limited, ended })
-}
-
-/// The same command, stopped by `timeout` when its time is up: what it took until then is still known.
-fn within(command: Command, time_limit: Duration) -> Command {
-    let mut bounded = Command::new("timeout");
-    bounded.arg(time_limit.as_secs().to_string()).arg(command.get_program()).args(command.get_args());
-    if let Some(folder) = command.get_current_dir() {
-        bounded.current_dir(folder);
-    }
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => bounded.env(name, value),
-            None => bounded.env_remove(name),
-        };
-    }
-    bounded
+    Ok(Cost { seconds, limited })
 }
 
 impl Cost {
@@ -167,7 +144,7 @@ impl Cost {
             (self.limited.peak_own_bytes >> 20).to_string(),
             (self.limited.peak_bytes >> 20).to_string(),
             (bytes_below(repository)? >> 20).to_string(),
-            if self.ended { "ok" } else { "stopped: time was up" }.to_owned(),
+            if self.limited.ended { "ok" } else { "stopped: time was up" }.to_owned(),
         ])
     }
 }

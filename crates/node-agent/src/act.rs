@@ -49,9 +49,6 @@ pub(crate) async fn reconcile<K: Exposed>(
     object: Arc<K>,
     agent: Arc<Agent>,
 ) -> Result<controller::Action, Error> {
-    // Slots and queues are counted over both kinds.
-    agent.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
-    agent.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
     let mut current = (*object).clone();
     for _ in 0..STEPS {
         let seen = look(&agent, &current).await?;

@@ -58,7 +58,7 @@ pub(crate) enum Pledge {
     Starting,
 }
 
-/// The stores that others fill.
+/// All operations, and how to have one looked at.
 pub(crate) struct Stores {
     pub(crate) uploads: Store<DataUpload>,
     pub(crate) downloads: Store<DataDownload>,
@@ -114,8 +114,12 @@ impl Agent {
         follow(&agent, watcher(snapshots, hosting).default_backoff().touched_objects());
         listen(&agent);
         reread(&agent, sources, announce);
+        // Slots and queues are counted over both kinds, so nothing is done before all lists are complete. Nobody else may wait
+        // for these: of several that do, a store wakes the last one only.
         pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agents.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         Ok(agent)
     }
 
@@ -273,6 +277,26 @@ fn is_ready(pod: &Pod) -> bool {
         })
     };
     pod.metadata.deletion_timestamp.is_none() && conditions.is_some_and(ready)
+}
+
+/// All operations of a kind, kept up to date. Has each looked at that changes.
+pub(crate) fn operations<K: VolumeOperation>(
+    client: &Client,
+    namespace: &str,
+    nudge: UnboundedSender<String>,
+) -> Store<K> {
+    let (store, writer) = reflector::store();
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let changes = watcher(api, watcher::Config::default()).default_backoff().reflect(writer);
+    tokio::spawn(changes.touched_objects().for_each(move |change| {
+        match &change {
+            // The receiver goes only when the agent ends.
+            Ok(object) => drop(nudge.unbounded_send(object.name_any())),
+            Err(_) => log_failure(&change),
+        }
+        std::future::ready(())
+    }));
+    store
 }
 
 /// Has another look at the operation of every hosting object that changes.

@@ -25,10 +25,8 @@ use exposing::Exposed;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use futures::{FutureExt, StreamExt};
 use kube::Client;
-use kube::api::Api;
 use kube::runtime::controller::{Config, Controller};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
+use kube::runtime::reflector::{ObjectRef, Store};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::Kind;
 use std::collections::HashMap;
@@ -112,13 +110,11 @@ pub async fn run(
     let listener = listen(address).await.map_err(|source| Error::Address { address, source })?;
     tokio::spawn(http::serve(listener, metrics.clone(), Arc::clone(&ready)));
 
-    let uploads = controller::<DataUpload>(&client, &options.namespace);
-    let downloads = controller::<DataDownload>(&client, &options.namespace);
     let (to_uploads, upload_nudges) = unbounded();
     let (to_downloads, download_nudges) = unbounded();
     let stores = Stores {
-        uploads: uploads.store(),
-        downloads: downloads.store(),
+        uploads: agent::operations::<DataUpload>(&client, &options.namespace, to_uploads.clone()),
+        downloads: agent::operations::<DataDownload>(&client, &options.namespace, to_downloads.clone()),
         nudges: HashMap::from([(Kind::DataUpload, to_uploads), (Kind::DataDownload, to_downloads)]),
     };
     let agent = Agent::start(client, options, metrics, stores).await?;
@@ -126,8 +122,8 @@ pub async fn run(
     tokio::spawn(sweep::sweep(Arc::clone(&agent)));
     ready.store(true, Ordering::Relaxed);
     futures::future::join(
-        drive(uploads.graceful_shutdown_on(stop.clone()), upload_nudges, Arc::clone(&agent)),
-        drive(downloads.graceful_shutdown_on(stop), download_nudges, Arc::clone(&agent)),
+        drive(agent.uploads.clone(), upload_nudges, Arc::clone(&agent), stop.clone()),
+        drive(agent.downloads.clone(), download_nudges, Arc::clone(&agent), stop),
     )
     .await;
     Ok(())
@@ -143,15 +139,18 @@ async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     }
 }
 
-fn controller<K: Exposed>(client: &Client, namespace: &str) -> Controller<K> {
-    Controller::new(Api::namespaced(client.clone(), namespace), watcher::Config::default())
-}
-
-/// Looks at every operation of a kind that changes or is nudged.
-async fn drive<K: Exposed>(controller: Controller<K>, nudges: UnboundedReceiver<String>, agent: Arc<Agent>) {
+/// Looks at every operation of a kind that changes or is nudged. Whoever fills the store nudges too, so the controller itself
+/// watches nothing.
+async fn drive<K: Exposed>(
+    operations: Store<K>,
+    nudges: UnboundedReceiver<String>,
+    agent: Arc<Agent>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let namespace = agent.options.namespace.clone();
     let nudged = nudges.map(move |name| ObjectRef::<K>::new(&name).within(&namespace));
-    controller
+    Controller::for_stream(futures::stream::pending(), operations)
+        .graceful_shutdown_on(stop)
         .with_config(Config::default().concurrency(AT_ONCE))
         .reconcile_on(nudged)
         .run(act::reconcile::<K>, act::retry::<K>, agent)

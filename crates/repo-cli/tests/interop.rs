@@ -1,5 +1,5 @@
 //! Crossing with the real kopia: what one side writes the other reads, verifies, restores and maintains, over every
-//! pair of hash, cipher, splitter, format version and compressor.
+//! hash, cipher, splitter, format version and compressor, and in long runs over every pair of them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -130,10 +130,6 @@ fn all() -> Vec<Combination> {
             .collect();
     }
     combinations
-}
-
-fn is_long_run() -> bool {
-    std::env::var_os("LIFEBOAT_LONG").is_some()
 }
 
 /// Source trees, one for each nominal chunk size: each holds a file of several chunks.
@@ -274,9 +270,20 @@ fn cross_all(release: &str, combinations: &[Combination]) {
 }
 
 #[test]
+fn every_algorithm_crosses_with_kopia() {
+    cross_all("kopia", &each_value());
+}
+
+#[test]
+#[ignore = "takes ten minutes: part of `cargo xtask test --long`"]
 fn every_pair_of_algorithms_crosses_with_kopia() {
-    let combinations = if is_long_run() { all() } else { pairwise() };
-    cross_all("kopia", &combinations);
+    cross_all("kopia", &pairwise());
+}
+
+#[test]
+#[ignore = "takes hours: part of `cargo xtask test --long`"]
+fn every_combination_crosses_with_kopia() {
+    cross_all("kopia", &all());
 }
 
 #[test]

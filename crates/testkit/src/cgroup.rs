@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::process;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,8 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 pub struct Limited {
     /// What it printed and how it ended.
     pub output: Output,
+    /// Whether it ended by itself, or was killed when its time was up.
+    pub ended: bool,
     /// The most memory it was charged for, page cache included: near the limit for whoever reads big files.
     pub peak_bytes: u64,
     /// The most memory of its own (heap, stacks), without page cache and mapped files; sampled, so a lower bound.
@@ -33,7 +35,14 @@ pub struct Limited {
 }
 
 /// Runs a command with at most `limit_bytes` of memory and no swap, at most for `time_limit`. Takes root.
-pub fn run_limited(mut command: Command, limit_bytes: u64, time_limit: Duration) -> Result<Limited> {
+pub fn run_limited(command: Command, limit_bytes: u64, time_limit: Duration) -> Result<Limited> {
+    let limited = run_limited_at_most(command, limit_bytes, time_limit)?;
+    ensure!(limited.ended, "a command did not end within {time_limit:?}: {limited:?}");
+    Ok(limited)
+}
+
+/// Like [`run_limited`], but a command whose time was up is killed, and what it took until then is told.
+pub fn run_limited_at_most(mut command: Command, limit_bytes: u64, time_limit: Duration) -> Result<Limited> {
     let group = Group::create(limit_bytes).context("make a memory cgroup (this takes root)")?;
     enter(&mut command, File::options().write(true).open(group.path.join("cgroup.procs"))?);
     let done = AtomicBool::new(false);
@@ -46,12 +55,14 @@ pub fn run_limited(mut command: Command, limit_bytes: u64, time_limit: Duration)
             }
             peak
         });
-        let output = process::run(command, time_limit);
+        let output = process::run_at_most(command, time_limit);
         done.store(true, Ordering::Relaxed);
         (output, sampler.join().unwrap_or(0))
     });
+    let (output, ended) = output?;
     Ok(Limited {
-        output: output?,
+        output,
+        ended,
         peak_bytes: group.peak_bytes()?,
         peak_own_bytes,
         oom_kills: group.oom_kills()?,

@@ -3,7 +3,7 @@
 // `pre_exec` is unsafe: see `die_with_parent`, the only use.
 #![allow(unsafe_code)]
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -99,22 +99,27 @@ impl Drop for Daemon {
 }
 
 /// Runs a command to its end, at most for `limit`, and returns what it printed whether it succeeded or not.
-pub fn run(mut command: Command, limit: Duration) -> Result<Output> {
+pub fn run(command: Command, limit: Duration) -> Result<Output> {
     let shown = display(&command);
+    let (output, ended) = run_at_most(command, limit)?;
+    ensure!(ended, "{shown}\n{}\ndid not end within {limit:?}", last_lines(&output.stderr, LOG_LINES));
+    Ok(output)
+}
+
+/// Runs a command for as long as it takes, or kills it after `limit`; says what it printed and whether it ended by itself.
+pub fn run_at_most(mut command: Command, limit: Duration) -> Result<(Output, bool)> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     die_with_parent(&mut command);
-    let mut child = command.spawn().with_context(|| format!("start {shown}"))?;
+    let mut child = command.spawn().with_context(|| format!("start {}", display(&command)))?;
     let stdout = drain(child.stdout.take());
     let stderr = drain(child.stderr.take());
-    let status = wait(&mut child, limit);
-    if status.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
+    let ended = has_ended(&mut child, limit)?;
+    if !ended {
+        child.kill()?;
     }
+    let status = child.wait()?;
     let output = |reader: JoinHandle<Vec<u8>>| reader.join().unwrap_or_default();
-    let (stdout, stderr) = (output(stdout), output(stderr));
-    let status = status.with_context(|| format!("{shown}\n{}", last_lines(&stderr, LOG_LINES)))?;
-    Ok(Output { status, stdout, stderr })
+    Ok((Output { status, stdout: output(stdout), stderr: output(stderr) }, ended))
 }
 
 /// Like [`run`], but a command that does not succeed is an error with what it printed.
@@ -152,17 +157,18 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     })
 }
 
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+/// Whether the child ends within the limit.
+fn has_ended(child: &mut Child, limit: Duration) -> Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(1);
     while started.elapsed() < limit {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
+        if child.try_wait()?.is_some() {
+            return Ok(true);
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
-    bail!("did not end within {limit:?}")
+    Ok(false)
 }
 
 /// Makes the kernel kill the child when the thread that starts it ends.

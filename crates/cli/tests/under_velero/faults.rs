@@ -3,8 +3,8 @@
 use crate::by_hand::{download, message, phase, run, upload, waiting};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    PATIENCE, assert_completed, assert_nothing_left, back_up, begin_backup, end_of_backup, has_ended,
-    operations, together, wait_for_uploads,
+    Agent, PATIENCE, alone, assert_completed, assert_nothing_left, back_up, begin_backup, end_of_backup,
+    has_ended, operations, together, wait_for_agent, wait_for_uploads,
 };
 use crate::store::{Location, brings_data};
 use lifeboat_testbed::faults::Fault;
@@ -252,5 +252,38 @@ fn an_upload_of_another_type_of_snapshot_fails_at_once() {
         let ended = run(stage.cluster, &wrong);
         assert_eq!(phase(&ended), "Failed", "{ended:#}");
         assert!(message(&ended).contains(words), "{}", message(&ended));
+    }
+}
+
+/// An agent that starts beside more operations than it looks at at once takes on what comes then: their looks once waited for
+/// each other without an end.
+#[test]
+fn an_agent_that_starts_beside_many_operations_takes_on_the_next() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let kubectl = cluster.kubectl();
+    let hopeless = |number: usize| {
+        json!({
+            "apiVersion": "velero.io/v2alpha1", "kind": "DataUpload",
+            "metadata": { "name": format!("many-{number}"), "namespace": "velero" },
+            "spec": { "snapshotType": "Tape", "sourceNamespace": "many", "sourcePVC": "many", "backupStorageLocation": "default",
+                      "csiSnapshot": null, "operationTimeout": "10m0s", "dataMoverConfig": null },
+        })
+    };
+    // Large ones of the other kind, so that their list is complete last.
+    let large = |number: usize| {
+        json!({
+            "apiVersion": "velero.io/v2alpha1", "kind": "DataDownload",
+            "metadata": { "name": format!("many-{number}"), "namespace": "velero" },
+            "spec": { "targetVolume": { "pvc": "many", "pv": "", "namespace": "many" }, "sourceNamespace": "many", "snapshotID": "",
+                      "backupStorageLocation": "default", "operationTimeout": "10m0s", "dataMoverConfig": { "padding": "x".repeat(100_000) } },
+        })
+    };
+    let many: Vec<_> = (1..=20).flat_map(|number| [hopeless(number), large(number)]).collect();
+    kubectl.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": many }).to_string()).unwrap();
+    for round in 0..3 {
+        kubectl.run(["-n", "velero", "delete", "pod", "-l", "name=node-agent", "--wait=true"]).unwrap();
+        wait_for_agent(cluster);
+        assert_eq!(phase(&run(cluster, &hopeless(21 + round))), "Failed");
     }
 }

@@ -52,7 +52,7 @@ impl Join {
     }
 
     /// The next content; marks that no content belongs to are passed to `missing`.
-    fn next(
+    pub(super) fn next(
         &mut self,
         missing: &mut dyn FnMut(&[u8], &[u8]),
     ) -> crate::Result<Option<(IndexEntry, Verdict)>> {
@@ -127,13 +127,7 @@ impl Survey {
         survey
     }
 
-    /// Whether everything is needed, and everything that is needed is there.
-    pub(super) fn is_settled(&self) -> bool {
-        let others = [Verdict::Undelete, Verdict::TooYoung, Verdict::Delete, Verdict::Deleted];
-        self.missing_count == 0 && others.iter().all(|verdict| self.amount(*verdict).count == 0)
-    }
-
-    pub(super) fn amount(&self, verdict: Verdict) -> Amount {
+    fn amount(&self, verdict: Verdict) -> Amount {
         self.amounts[verdict as usize]
     }
 

@@ -20,7 +20,7 @@
 //!
 //! What is remembered is sealed with the keys of the repository. If it is damaged or gone, everything is looked at.
 
-use super::collect::{Join, Survey, Verdict};
+use super::collect::{Join, Verdict};
 use super::mark::Marks;
 use super::recall::Shelf;
 use super::report::Amount;
@@ -68,10 +68,8 @@ impl Settled {
         max_pack_size: u64,
     ) -> crate::Result<Option<Settled>> {
         let entries = index.iter(IdRange::all(), Deleted::Include);
-        let survey = Survey::take(Join::new(entries, marks.contents.read()?, i64::MAX)?, i64::MIN)?;
-        if !survey.is_settled() {
-            return Ok(None);
-        }
+        let needed = amounts_needed(Join::new(entries, marks.contents.read()?, i64::MAX)?)?;
+        let Some((in_use, system)) = needed else { return Ok(None) };
         let (mut packs, mut short) = (Names::new(), Vec::new());
         for usage in index.pack_usage()? {
             let usage = usage?;
@@ -89,10 +87,26 @@ impl Settled {
             watermark: index.watermark(),
             max_pack_size,
             packs: packs.finish(),
-            in_use: survey.amount(Verdict::InUse),
-            system: survey.amount(Verdict::System),
+            in_use,
+            system,
         }))
     }
+}
+
+/// What snapshots need and what holds manifests, if there is nothing else and nothing is missing. Ends at the first content
+/// that says otherwise: right after a deletion that is soon.
+fn amounts_needed(mut join: Join) -> crate::Result<Option<(Amount, Amount)>> {
+    let (mut in_use, mut system) = (Amount::default(), Amount::default());
+    let mut missing = false;
+    while let Some((entry, verdict)) = join.next(&mut |_, _| missing = true)? {
+        let amount = match verdict {
+            Verdict::InUse if !missing => &mut in_use,
+            Verdict::System if !missing => &mut system,
+            _ => return Ok(None),
+        };
+        amount.add(entry.packed_length.into());
+    }
+    Ok((!missing).then_some((in_use, system)))
 }
 
 impl Session {
