@@ -64,6 +64,10 @@ pub enum Error {
         message: Option<String>,
     },
 
+    /// The index has moved to another place since the repository was opened.
+    #[error("the repository was upgraded, or an upgrade was rolled back, since it was opened; open it again")]
+    FormatChanged,
+
     /// An algorithm that is not registered.
     #[error("the repository uses the {kind} {name:?}, which is not known")]
     UnknownAlgorithm {

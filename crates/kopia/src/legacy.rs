@@ -18,6 +18,17 @@ pub const INDEX: &str = "n";
 pub const COMPACTION_LOG: &str = "m";
 /// Prefix of clean-up logs.
 pub const CLEANUP_LOG: &str = "l";
+/// A blob that is no index: it keeps clients away which do not know that the repository has epochs now.
+pub const POISON: &str =
+    "n00000000000000000000000000000000-repository_unreadable_by_this_kopia_version_upgrade_required";
+/// What [`POISON`] holds, for whoever looks at it.
+pub const POISON_CONTENT: &[u8] =
+    b"The format of this repository has been upgraded and cannot be read by old clients";
+
+/// Whether an index blob is only there to keep clients away. What follows in its name differs between releases.
+pub fn is_poison(name: &str) -> bool {
+    name.contains("repository_unreadable_by_this_kopia_version")
+}
 
 /// One blob as a log names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

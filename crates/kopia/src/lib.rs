@@ -28,6 +28,7 @@ pub mod sealer;
 pub mod session;
 pub mod snapshot;
 mod sort;
+pub mod upgrade;
 pub mod velero;
 pub mod verify;
 mod worker;

@@ -292,7 +292,12 @@ impl CurrentFormat {
     /// Reads the format again, with all its checks. Parameters that changed take effect at the next opening.
     async fn refresh(&self) -> Result<()> {
         let owner = self.upgrade_owner.as_deref();
-        let fresh = self.get().await.refresh(&*self.store, &self.environment, owner).await?;
+        let known = self.get().await;
+        let fresh = known.refresh(&*self.store, &self.environment, owner).await?;
+        // Whoever goes on in the old index is heard by nobody.
+        if fresh.repository().epochs().is_some() != known.repository().epochs().is_some() {
+            return Err(Error::FormatChanged);
+        }
         *self.format.write().await = Arc::new(fresh);
         Ok(())
     }

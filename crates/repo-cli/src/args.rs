@@ -19,6 +19,7 @@ use crate::commands::restore::RestoreArgs;
 use crate::commands::sessions::SessionCommand;
 use crate::commands::snapshot::SnapshotCommand;
 use crate::commands::sync::SyncArgs;
+use crate::commands::upgrade::UpgradeCommand;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -56,9 +57,18 @@ pub struct Global {
     /// Keep the password out of the desktop's keyring, as always
     #[arg(long, global = true, hide = true)]
     pub no_use_keyring: bool,
+    /// The name under which this machine upgrades the repository
+    #[arg(long, global = true, value_name = "NAME", env = "KOPIA_REPO_UPGRADE_OWNER_ID")]
+    pub upgrade_owner_id: Option<String>,
+    /// Fail at once, instead of waiting, if the repository is locked for an upgrade
+    #[arg(long, global = true, env = "KOPIA_REPO_UPGRADE_NO_BLOCK", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
+    pub upgrade_no_block: bool,
     /// How much to say: error, warn, info, debug, trace
     #[arg(long, global = true, default_value = "warn")]
     pub log_level: tracing::Level,
+    /// Also write what happens, in more detail, into a new file below this folder
+    #[arg(long, global = true, value_name = "DIR", env = "KOPIA_LOG_DIR")]
+    pub log_dir: Option<PathBuf>,
 }
 
 /// The nouns.
@@ -152,6 +162,9 @@ pub enum RepositoryCommand {
     SetClient(SetClientArgs),
     /// Change the repository itself
     SetParameters(SetParametersArgs),
+    /// Upgrade to the newest format version
+    #[command(subcommand)]
+    Upgrade(UpgradeCommand),
     /// Look at and set how hard the storage may be used
     #[command(subcommand)]
     Throttle(ThrottleCommand),

@@ -11,14 +11,18 @@ mod session;
 mod storage;
 mod tree;
 
+use anyhow::{Context, Result};
 use clap::Parser;
+use std::fs::File;
 use std::process::ExitCode;
+use std::sync::Arc;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::prelude::*;
 
 fn main() -> ExitCode {
     lifeboat_budget::be_frugal();
     let cli = args::Cli::parse();
-    tracing_subscriber::fmt().with_max_level(cli.global.log_level).with_writer(std::io::stderr).init();
-    match commands::run(cli) {
+    match start_log(&cli.global).and_then(|()| commands::run(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -26,4 +30,25 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Logs to the terminal and, if a folder is given, into a file of it, where Kopia would put it too.
+fn start_log(global: &args::Global) -> Result<()> {
+    let terminal = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_filter(LevelFilter::from_level(global.log_level));
+    let file = match &global.log_dir {
+        None => None,
+        Some(folder) => {
+            let folder = folder.join("cli-logs");
+            std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
+            let path = folder.join(format!("lifeboat-repo-{now}-{}.log", std::process::id()));
+            let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+            let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(Arc::new(file));
+            Some(layer.with_filter(LevelFilter::DEBUG))
+        }
+    };
+    tracing_subscriber::registry().with(terminal).with(file).init();
+    Ok(())
 }

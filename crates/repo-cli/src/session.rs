@@ -8,16 +8,20 @@ use lifeboat_blobs::config::Limits;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::connection::{Connection, StorageInfo, load_password};
 use lifeboat_kopia::content::ClientIdentity;
-use lifeboat_kopia::format::Password;
+use lifeboat_kopia::format::{Format, Password};
 use lifeboat_kopia::repo::{Access, OpenOptions, Repository};
 use lifeboat_uploader::Cancel;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Handle, Runtime};
 
 /// Metadata kept for another use by commands that read everything once: object indexes, for the most part.
 const READ_ONCE_CACHE: usize = 4 << 20;
+
+/// The first and the longest pause of a command that finds the repository locked for an upgrade.
+const UPGRADE_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// What every command starts from.
 pub struct Session {
@@ -26,6 +30,8 @@ pub struct Session {
     password: Option<Password>,
     budget: Budget,
     display: Display,
+    upgrade_owner: Option<String>,
+    waits_for_upgrades: bool,
 }
 
 impl Session {
@@ -50,7 +56,15 @@ impl Session {
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let display = Display::choose(!global.no_progress);
-        Ok(Session { runtime, config_file, password, budget: Budget::new(bytes), display })
+        Ok(Session {
+            runtime,
+            config_file,
+            password,
+            budget: Budget::new(bytes),
+            display,
+            upgrade_owner: global.upgrade_owner_id.clone(),
+            waits_for_upgrades: !global.upgrade_no_block,
+        })
     }
 
     /// Runs storage calls to their end on this thread.
@@ -102,6 +116,7 @@ impl Session {
         let mut options = OpenOptions::new(store, self.password()?, identity);
         options.access = if connection.readonly { Access::ReadOnly } else { Access::ReadWrite };
         options.runtime = Handle::current();
+        options.upgrade_owner.clone_from(&self.upgrade_owner);
         options.budget = self.budget.clone();
         options.cache_folder = connection
             .caching
@@ -113,8 +128,7 @@ impl Session {
 
     /// Opens the repository that this machine is connected to.
     pub fn open(&self) -> Result<Repository> {
-        let options = self.open_options(&self.connection()?, false)?;
-        Ok(self.wait(Repository::open(options))?)
+        self.open_with(self.open_options(&self.connection()?, false)?)
     }
 
     /// Opens it for commands that never write: all of the memory is for reading then.
@@ -122,7 +136,38 @@ impl Session {
         let mut options = self.open_options(&self.connection()?, false)?;
         options.access = Access::ReadOnly;
         options.metadata_cache_bytes = options.metadata_cache_bytes.min(READ_ONCE_CACHE);
-        Ok(self.wait(Repository::open(options))?)
+        self.open_with(options)
+    }
+
+    /// Opens a repository, once it is not locked for an upgrade.
+    pub fn open_with(&self, options: OpenOptions) -> Result<Repository> {
+        self.when_unlocked(async || Repository::open(options.clone()).await)
+    }
+
+    /// The same for commands that need nothing but the format.
+    pub fn open_format(&self, options: &OpenOptions) -> Result<Format> {
+        let OpenOptions { store, password, environment, upgrade_owner, .. } = options;
+        self.when_unlocked(async || {
+            Format::open(&**store, password, environment, upgrade_owner.as_deref()).await
+        })
+    }
+
+    /// Tries again for as long as somebody else upgrades the repository, unless the user wants not to wait.
+    pub fn when_unlocked<T>(&self, attempt: impl AsyncFn() -> lifeboat_kopia::Result<T>) -> Result<T> {
+        let mut pause = UPGRADE_PAUSES.0;
+        loop {
+            match self.wait(attempt()) {
+                Err(error @ lifeboat_kopia::Error::UpgradeInProgress { .. }) if self.waits_for_upgrades => {
+                    eprintln!(
+                        "{error}: trying again in {} s (--upgrade-no-block: not at all)",
+                        pause.as_secs()
+                    );
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(UPGRADE_PAUSES.1);
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     /// A switch that the signals to end turn. A second signal ends the process at once.

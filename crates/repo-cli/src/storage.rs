@@ -5,14 +5,21 @@ use anyhow::{Context, Result};
 use lifeboat_kopia::connection::StorageInfo;
 use serde_json::{Map, Value, json};
 
-/// The storage and a sentence about it.
-pub fn describe(storage: &Storage) -> Result<(StorageInfo, String)> {
+/// How Kopia spread files over folders when there was nothing but format version 1, and no file that says how.
+const OLD_SHARDS: [u32; 2] = [3, 3];
+
+/// The storage and a sentence about it. What is made there for `format_version`, others can read who know no later one.
+pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(StorageInfo, String)> {
     let (kind, config, description) = match storage {
         Storage::Filesystem { path, flat } => {
             let path =
                 std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
             let path = path.to_str().context("the path of the repository is not valid UTF-8")?;
-            let shards = if *flat { json!([]) } else { Value::Null };
+            let shards = match format_version {
+                _ if *flat => json!([]),
+                Some(1) => json!(OLD_SHARDS),
+                _ => Value::Null,
+            };
             let config = object([
                 ("path", json!(path)),
                 ("fileMode", json!(0o600)),

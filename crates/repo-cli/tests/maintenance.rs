@@ -81,3 +81,47 @@ fn the_plan_is_shown_first_and_what_is_not_needed_is_freed() -> Result<()> {
     assert_same(&kept, &target, Compare::kept_by_kopia())?;
     Ok(())
 }
+
+#[test]
+fn force_tolerates_lost_packs_and_no_other_failure() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [source, repository] = ["source", "repository"].map(|name| folder.path().join(name));
+    TreeSpec::small(1).grow(&source)?;
+    let ours = Ours::new(PASSWORD)?;
+    ours.create_filesystem(&repository, &["--flat", IDENTITY[0], IDENTITY[1]])?;
+    ours.snapshot(&source, &[])?;
+    let blobs = || -> Vec<_> {
+        let files = std::fs::read_dir(&repository).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        files
+    };
+    let first = |prefix: &str| {
+        let starts =
+            |path: &&std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(prefix);
+        blobs().iter().find(starts).unwrap().clone()
+    };
+    let run = ["maintenance", "run", "--full", "--safety=none", "--force"];
+
+    // A pack with data is lost: kopia does not notice, and scripts that it runs in go on.
+    std::fs::remove_file(first("p"))?;
+    assert!(!ours.try_run(&run[..4])?.status.success());
+    let said = text(&ours.run(run)?.stdout);
+    assert!(said.contains("in the way: pack p"), "{said}");
+
+    // A part of the index cannot be read: nobody knows what it holds, except whoever has read it before.
+    ours.run(["cache", "clear"])?;
+    let index = first("xn");
+    let sound = std::fs::read(&index)?;
+    std::fs::write(&index, b"garbage that is long enough to be an index blob, and is none at all")?;
+    let failed = ours.try_run(run)?;
+    assert!(!failed.status.success() && text(&failed.stdout).contains("in the way"), "{failed:?}");
+    std::fs::write(&index, sound)?;
+
+    // The storage fails.
+    let schedule = first("kopia.maintenance");
+    std::fs::remove_file(&schedule)?;
+    std::fs::create_dir(&schedule)?;
+    assert!(!ours.try_run(run)?.status.success());
+    Ok(())
+}

@@ -81,19 +81,18 @@ fn lock(path: &Path, tool: &Tool, say: &dyn Fn(&str)) -> Result<File> {
 /// The commands that fill the folder `into`.
 fn commands(tool: &Tool, into: &Path) -> Result<Vec<Command>> {
     let folder = cache::folder(&tool.recipe).unwrap_or_default();
+    let program = into.join(tool.name);
     Ok(match tool.recipe {
-        Recipe::GoBuild { package, stamps, .. } => {
-            let mut ldflags = String::from("-s -w");
-            for (variable, value) in stamps {
-                ldflags.push_str(&format!(" -X {variable}={value}"));
-            }
+        Recipe::GoBuild { package, stamps, .. } => vec![go_build(go(&folder), package, stamps, &program)],
+        Recipe::OldGoBuild { toolchain, package, stamps, .. } => {
             let mut command = go(&folder);
-            command.args(["build", "-ldflags", &ldflags, "-o"]).arg(into.join(tool.name)).arg(package);
-            vec![command]
+            // Releases before 1.18 do not know that other flag, and record no state of the checkout.
+            command.env("GOTOOLCHAIN", toolchain).env("GOFLAGS", "-mod=readonly");
+            vec![go_build(command, package, stamps, &program)]
         }
         Recipe::GoTest { package, .. } => {
             let mut command = go(&folder);
-            command.args(["test", "-c", "-o"]).arg(into.join(tool.name)).arg(package);
+            command.args(["test", "-c", "-o"]).arg(program).arg(package);
             vec![command]
         }
         Recipe::Npm { .. } => {
@@ -120,6 +119,16 @@ fn commands(tool: &Tool, into: &Path) -> Result<Vec<Command>> {
         }
         Recipe::Debian { .. } => Vec::new(),
     })
+}
+
+/// Completes `go` to the build of one command.
+fn go_build(mut go: Command, package: &str, stamps: &[(&str, &str)], program: &Path) -> Command {
+    let mut ldflags = String::from("-s -w");
+    for (variable, value) in stamps {
+        ldflags.push_str(&format!(" -X {variable}={value}"));
+    }
+    go.args(["build", "-ldflags", &ldflags, "-o"]).arg(program).arg(package);
+    go
 }
 
 /// Go with nothing but the wrapper module deciding what is built.

@@ -29,7 +29,9 @@ pub(crate) fn tools_dir() -> Result<PathBuf> {
 /// The folder below the checkout that pins the recipe's sources, if it has one.
 pub(crate) fn folder(recipe: &Recipe) -> Option<PathBuf> {
     let folder = match recipe {
-        Recipe::GoBuild { module, .. } | Recipe::GoTest { module, .. } => module,
+        Recipe::GoBuild { module, .. }
+        | Recipe::OldGoBuild { module, .. }
+        | Recipe::GoTest { module, .. } => module,
         Recipe::Npm { folder, .. } => folder,
         Recipe::Cargo { .. } | Recipe::Debian { .. } => return None,
     };
@@ -59,7 +61,10 @@ pub(crate) fn program_in_home(tool: &Tool) -> PathBuf {
     match tool.recipe {
         Recipe::Npm { command, .. } => Path::new("node_modules/.bin").join(command),
         Recipe::Cargo { .. } => Path::new("bin").join(tool.name),
-        Recipe::GoBuild { .. } | Recipe::GoTest { .. } | Recipe::Debian { .. } => PathBuf::from(tool.name),
+        Recipe::GoBuild { .. }
+        | Recipe::OldGoBuild { .. }
+        | Recipe::GoTest { .. }
+        | Recipe::Debian { .. } => PathBuf::from(tool.name),
     }
 }
 

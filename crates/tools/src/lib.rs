@@ -74,6 +74,18 @@ pub enum Recipe {
         /// Linker stamps (`-X variable=value`), for programs that report a version or derive names from it.
         stamps: &'static [(&'static str, &'static str)],
     },
+    /// The same for a program that is too old for the Go of this machine: the go command fetches the release of Go that
+    /// the program was written for, as a module whose checksum it verifies.
+    OldGoBuild {
+        /// The release of Go, as `GOTOOLCHAIN` names it.
+        toolchain: &'static str,
+        /// The folder of the wrapper module.
+        module: &'static str,
+        /// The import path of the command.
+        package: &'static str,
+        /// Linker stamps.
+        stamps: &'static [(&'static str, &'static str)],
+    },
     /// The compiled test suite of one package (`go test -c`), to be run against our program.
     GoTest {
         /// The folder of the wrapper module.
@@ -142,7 +154,9 @@ mod tests {
             assert!(TOOLS[..at].iter().all(|other| other.name != tool.name), "{} twice", tool.name);
             assert!(Group::ALL.iter().all(|group| group.name() != tool.name), "{} is a group too", tool.name);
             let pins: &[&str] = match tool.recipe {
-                Recipe::GoBuild { .. } | Recipe::GoTest { .. } => &["go.mod", "go.sum"],
+                Recipe::GoBuild { .. } | Recipe::OldGoBuild { .. } | Recipe::GoTest { .. } => {
+                    &["go.mod", "go.sum"]
+                }
                 Recipe::Npm { .. } => &["package.json", "package-lock.json"],
                 Recipe::Cargo { .. } | Recipe::Debian { .. } => &[],
             };

@@ -13,7 +13,7 @@ const NODE: (u32, u32) = (20, 0);
 /// The version of whatever compiles or runs the tool, as a part of its cache key.
 pub(crate) fn toolchain(recipe: &Recipe) -> Result<String> {
     match recipe {
-        Recipe::GoBuild { .. } | Recipe::GoTest { .. } => go().cloned(),
+        Recipe::GoBuild { .. } | Recipe::OldGoBuild { .. } | Recipe::GoTest { .. } => go().cloned(),
         Recipe::Npm { .. } => node().cloned(),
         // A finished Rust binary does not depend on the compiler that made it, and Debian keeps its own versions.
         Recipe::Cargo { .. } | Recipe::Debian { .. } => Ok(String::new()),

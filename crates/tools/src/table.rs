@@ -4,6 +4,9 @@
 //! <module> <version>` and a copy of upstream's own `replace` lines (they do not apply to the module that requires
 //! it), and the `go.sum` that `go list -mod=mod -deps <package>` writes beside it. Several commands of one module are
 //! several entries with the same folder; Go's build cache shares the work between them.
+//!
+//! A program that does not compile with the Go of today names the one it was written for (`OldGoBuild`); its `go.mod` must
+//! not say `tool`, which old releases do not know.
 
 use crate::{Group, Recipe, Tool};
 
@@ -55,6 +58,23 @@ pub const TOOLS: &[Tool] = &[
     },
     kopia_suite("kopia-suite-runner", Group::Peers, "github.com/kopia/kopia/tests/tools/kopiarunner"),
     kopia_suite("kopia-suite-recovery", Group::Peers, "github.com/kopia/kopia/tests/recovery/recovery_test"),
+    kopia_suite("kopia-suite-compat", Group::Peers, "github.com/kopia/kopia/tests/compat_test"),
+    kopia_suite(
+        "kopia-suite-robustness",
+        Group::Peers,
+        "github.com/kopia/kopia/tests/robustness/robustness_test",
+    ),
+    Tool {
+        name: "kopia-0.8.4",
+        version: "0.8.4",
+        group: Group::Peers,
+        recipe: Recipe::OldGoBuild {
+            toolchain: "go1.17.13",
+            module: "kopia-0.8.4",
+            package: "github.com/kopia/kopia",
+            stamps: &[(KOPIA_VERSION, "0.8.4")],
+        },
+    },
     // Further releases and suites of peers.
     kopia("kopia-0.21.1", "0.21.1", Group::Long, "kopia-0.21.1", &[(KOPIA_VERSION, "0.21.1")]),
     kopia("kopia-0.19.0", "0.19.0", Group::Long, "kopia-0.19.0", &[(KOPIA_VERSION, "0.19.0")]),
@@ -75,11 +95,6 @@ pub const TOOLS: &[Tool] = &[
         group: Group::Long,
         recipe: Recipe::Cargo { package: "rustic-rs", profile: "release" },
     },
-    kopia_suite(
-        "kopia-suite-robustness",
-        Group::Long,
-        "github.com/kopia/kopia/tests/robustness/robustness_test",
-    ),
     // The cluster.
     kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),

@@ -2,7 +2,7 @@
 
 use super::load::{FetchError, IndexLoader};
 use crate::epoch::{EpochIndex, Hole};
-use crate::legacy::LegacyIndex;
+use crate::legacy::{self, LegacyIndex};
 use crate::sealer::{SealedBlob, Sealer};
 use crate::session::SessionId;
 use crate::worker::blocking;
@@ -25,8 +25,6 @@ const PARALLEL_FETCHES: usize = 8;
 /// How often the listing is taken again because a listed blob was gone, and the first pause before.
 const RELIST_ATTEMPTS: u32 = 7;
 const RELIST_PAUSE: Duration = Duration::from_millis(100);
-/// In the name of a blob that is put there to keep clients away which do not know that the format has changed.
-const POISON: &str = "repository_unreadable_by_this_kopia_version";
 
 /// The blobs of the index, under the rules of the repository's format.
 #[derive(Debug)]
@@ -254,7 +252,7 @@ impl CommittedIndex {
     /// Passes over a blob if it is only the blob that is the matter.
     fn leave_out(&self, blob: String, reason: String) -> Result<()> {
         let id = BlobId::new(&blob)?;
-        if blob.contains(POISON) {
+        if legacy::is_poison(&blob) {
             return Err(Error::DamagedBlob { blob, reason });
         }
         tracing::warn!(blob, reason, "an index blob cannot be used and is left out; recover the index");

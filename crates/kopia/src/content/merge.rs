@@ -9,8 +9,8 @@ use crate::{Error, Result};
 use lifeboat_blobs::{BlobId, BlobMetadata};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::{
-    Catalog, CatalogOptions, Deleted, IdRange, IndexBlobName, IndexVersion, MAX_SHARD_ENTRIES, Snapshot,
-    shard_count, shard_of,
+    Catalog, CatalogOptions, Deleted, IdRange, IndexBlobName, IndexEntry, IndexVersion, MAX_SHARD_ENTRIES,
+    Snapshot, shard_count, shard_of,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -145,6 +145,11 @@ impl MergedIndex {
     /// How many shards it has; none if there are no entries.
     pub fn shard_count(&self) -> usize {
         self.shards.len()
+    }
+
+    /// The entries in ascending order of contents, deletions included. For worker threads only.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Result<IndexEntry>> + use<> {
+        self.snapshot.iter(IdRange::all(), Deleted::Include).map(|entry| Ok(entry?))
     }
 
     /// Encodes and seals one shard. `suffix` follows its entries: random bytes where the format asks for them.

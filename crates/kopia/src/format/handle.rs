@@ -81,11 +81,11 @@ fn random_secret(env: &Environment) -> Result<Secret> {
 /// The format of an open repository with the key that opened it.
 #[derive(Debug, Clone)]
 pub struct Format {
-    blob: FormatBlob,
+    pub(super) blob: FormatBlob,
     /// The exact bytes of the blob.
-    bytes: Bytes,
-    key: Secret,
-    format: RepositoryFormat,
+    pub(super) bytes: Bytes,
+    pub(super) key: Secret,
+    pub(super) format: RepositoryFormat,
     config: BlobConfig,
     /// What is wrong with the blob of the configuration.
     config_damage: Option<String>,
@@ -252,7 +252,7 @@ impl Format {
     }
 
     /// Writes both blobs, `kopia.blobcfg` first, and then takes the change over.
-    async fn rewrite(
+    pub(super) async fn rewrite(
         &mut self,
         store: &dyn BlobStore,
         env: &Environment,
@@ -279,7 +279,13 @@ impl Format {
         self.put(store, FORMAT_BLOB, self.bytes.clone(), mode).await
     }
 
-    async fn put(&self, store: &dyn BlobStore, name: &str, bytes: Bytes, mode: PutMode) -> Result<()> {
+    pub(super) async fn put(
+        &self,
+        store: &dyn BlobStore,
+        name: &str,
+        bytes: Bytes,
+        mode: PutMode,
+    ) -> Result<()> {
         let id = BlobId::new(name)?;
         let options = PutOptions { mode, ..self.config.put_options(&id)? };
         Ok(store.put(&id, bytes.into(), &options).await?)

@@ -165,7 +165,7 @@ impl RepositoryFormat {
     /// Whether a client of this version can work with the format at all. Names of algorithms are checked by those
     /// who know them.
     pub(super) fn check_readable(&self) -> Result<()> {
-        if !(1..=3).contains(&self.version) {
+        if !(1..=super::MAX_VERSION).contains(&self.version) {
             return Err(Error::UnsupportedVersion { version: self.version });
         }
         let damaged = |reason: String| Error::DamagedBlob { blob: super::FORMAT_BLOB.to_owned(), reason };

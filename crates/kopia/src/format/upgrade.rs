@@ -2,7 +2,7 @@
 
 use crate::gojson::{GoTime, Nanos, go_object};
 use crate::{Error, Result};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// The features that this program understands, the same as Kopia's.
 const UNDERSTOOD: [&str; 2] = ["index-v1", "index-v2"];
@@ -46,16 +46,62 @@ impl UpgradeLock {
         now.as_nanosecond() >= self.creation_time.0.as_nanosecond() + wait
     }
 
+    /// When the owner is alone.
+    pub fn established_at(&self) -> Timestamp {
+        let wait = SignedDuration::from_nanos_i128(i128::from(self.advance_notice.0).max(self.drain()));
+        self.creation_time.0.saturating_add(wait).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Whether it can be placed at all.
+    pub(super) fn validate(&self) -> Result<()> {
+        let notice = i128::from(self.advance_notice.0);
+        let rules = [
+            (!self.owner_id.is_empty(), "an upgrade needs a name of its owner that nobody else uses"),
+            (!self.message.is_empty(), "an upgrade needs a message for those who have to wait"),
+            (self.io_drain_timeout.0 > 0, "the time for clients to finish must be positive"),
+            (
+                self.status_poll_interval <= self.io_drain_timeout,
+                "the status must be polled within the time that clients have to finish",
+            ),
+            (self.max_permitted_clock_drift.0 > 0, "the permitted drift of clocks must be positive"),
+            (notice == 0 || notice > self.drain(), "the advance notice must be longer than the drain"),
+        ];
+        match rules.iter().find(|(holds, _)| !holds) {
+            Some((_, rule)) => Err(Error::Invalid((*rule).to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// The lock that it becomes when its owner asks for `wanted`: only an advance notice can be put off.
+    pub(super) fn updated(&self, wanted: &UpgradeLock) -> Result<UpgradeLock> {
+        let refused = match (self.advance_notice.0, wanted.advance_notice.0) {
+            _ if self.owner_id != wanted.owner_id => return Err(self.refusal()),
+            (0, 0) => None,
+            (0, _) => Some("a lock that is placed cannot get an advance notice"),
+            (_, 0) => Some("the advance notice of a lock cannot be taken back"),
+            _ if wanted.established_at() < self.established_at() => Some("an upgrade can only be put off"),
+            _ => None,
+        };
+        match refused {
+            Some(reason) => Err(Error::Invalid(reason.to_owned())),
+            None => Ok(UpgradeLock { advance_notice: wanted.advance_notice, ..self.clone() }),
+        }
+    }
+
+    fn refusal(&self) -> Error {
+        Error::UpgradeInProgress {
+            owner: self.owner_id.clone(),
+            since: self.creation_time.0,
+            message: Some(self.message.clone()).filter(|message| !message.is_empty()),
+        }
+    }
+
     /// Refuses everybody but `owner` while the lock holds.
     pub(super) fn check(&self, now: Timestamp, owner: Option<&str>) -> Result<()> {
         if !self.is_locked(now) || owner.is_some_and(|owner| owner == self.owner_id) {
             return Ok(());
         }
-        Err(Error::UpgradeInProgress {
-            owner: self.owner_id.clone(),
-            since: self.creation_time.0,
-            message: Some(self.message.clone()).filter(|message| !message.is_empty()),
-        })
+        Err(self.refusal())
     }
 }
 

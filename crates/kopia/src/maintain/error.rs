@@ -46,6 +46,10 @@ pub enum Error {
     #[error("{0}")]
     Blocked(String),
 
+    /// Deleting would not be safe because of what the report names.
+    #[error("{0}")]
+    Obstructed(String),
+
     /// The repository failed.
     #[error(transparent)]
     Repository(#[from] crate::Error),

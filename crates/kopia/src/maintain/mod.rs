@@ -401,7 +401,7 @@ impl Session {
         }
         let summary = obstacles.summary();
         self.report.obstruct(obstacles);
-        Err(Error::Blocked(summary))
+        Err(Error::Obstructed(summary))
     }
 
     fn skip(&mut self, task: Task, why: &str) {
@@ -412,6 +412,7 @@ impl Session {
     /// Enters what became of a task into the schedule and the report; returns whether it went well. An error that
     /// leaves no doubt that we must stop is passed on.
     async fn conclude(&mut self, task: Task, begun: Timestamp, outcome: Result<Done>) -> Result<bool> {
+        let obstructed = matches!(outcome, Err(Error::Obstructed(_)));
         let (success, extra, error, summary) = match outcome {
             Ok(Done { extra, summary }) => (true, extra, String::new(), summary),
             Err(error) if error.is_final() => return Err(error),
@@ -427,6 +428,7 @@ impl Session {
             self.ledger.record(task, Run { start, end, success, error, extra, ..Run::default() }).await?;
         }
         let outcome = match (success, self.options.dry_run) {
+            (false, _) if obstructed => Outcome::Obstructed,
             (false, _) => Outcome::Failed,
             (true, true) => Outcome::Planned,
             (true, false) => Outcome::Done,

@@ -50,7 +50,9 @@ pub enum Outcome {
     Planned,
     /// There was a reason not to.
     Skipped,
-    /// It failed; the other tasks went on as far as they do not depend on it.
+    /// Something was in the way, which the report names; the other tasks went on as far as they do not depend on it.
+    Obstructed,
+    /// It failed; the other tasks went on in the same way.
     Failed,
 }
 
@@ -111,6 +113,11 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// Whether data is gone from the store, as opposed to being there and not understood.
+    fn is_lost_data(&self) -> bool {
+        matches!(self, Obstacle::MissingPack { .. } | Obstacle::MissingContent { .. })
+    }
+
     /// The snapshot that is in the way, if it is one.
     pub fn snapshot(&self) -> Option<&ManifestId> {
         match self {
@@ -276,7 +283,17 @@ impl Report {
 
     /// Whether no task failed and nothing was in the way.
     pub fn is_clean(&self) -> bool {
-        self.obstacle_count == 0 && self.tasks.iter().all(|task| task.outcome != Outcome::Failed)
+        self.obstacle_count == 0 && !self.has_failed()
+    }
+
+    /// Whether no task failed, and nothing but data that the store has lost was in the way, all of which is named.
+    pub fn lacks_only_lost_data(&self) -> bool {
+        let all_named = self.obstacle_count == self.obstacles.len() as u64;
+        all_named && self.obstacles.iter().all(Obstacle::is_lost_data) && !self.has_failed()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.tasks.iter().any(|task| task.outcome == Outcome::Failed)
     }
 
     /// What became of a task, if it came up.
@@ -317,7 +334,7 @@ impl fmt::Display for Report {
                 Outcome::Done => "done",
                 Outcome::Planned => "planned",
                 Outcome::Skipped => "skipped",
-                Outcome::Failed => "FAILED",
+                Outcome::Obstructed | Outcome::Failed => "FAILED",
             };
             writeln!(f, "  {}: {outcome}: {summary}", task.name())?;
         }

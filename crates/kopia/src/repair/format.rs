@@ -1,7 +1,8 @@
 //! Making a repository openable again: its format blob from the copies in packs, and its retention configuration.
 
 use crate::format::{
-    BlobConfig, FORMAT_BLOB, Format, FormatBlob, Password, RECOVERY_CHUNK_LEN, find_recovery_block,
+    BACKUP_PREFIX, BlobConfig, FORMAT_BLOB, Format, FormatBlob, Password, RECOVERY_CHUNK_LEN,
+    find_recovery_block,
 };
 use crate::pack::PackKind;
 use crate::worker::blocking;
@@ -10,8 +11,6 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, PutOptions, Retention};
 
-/// Prefix of the copies that are made when a repository is upgraded.
-const BACKUP_PREFIX: &str = "kopia.repository.backup.";
 /// Every pack of a repository has the copy, or none has: so many are looked at.
 const MAX_PACKS: usize = 100;
 /// The format blob has a few kilobytes.

@@ -69,6 +69,7 @@ impl BlobKind {
             FORMAT_BLOB => BlobKind::Format,
             BLOBCFG_BLOB => BlobKind::Config,
             SCHEDULE_BLOB => BlobKind::Schedule,
+            _ if legacy::is_poison(name) => BlobKind::Other,
             _ if starts(names::MARKER) => BlobKind::EpochMarker,
             _ if starts(names::WATERMARK) => BlobKind::Watermark,
             _ if starts(names::ALL) || starts(legacy::INDEX) => BlobKind::Index,

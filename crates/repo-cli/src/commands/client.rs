@@ -8,8 +8,9 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use lifeboat_blobs::config::Limits;
 use lifeboat_blobs::{Retention, RetentionMode};
-use lifeboat_kopia::format::{BlobConfig, Format};
+use lifeboat_kopia::format::BlobConfig;
 use lifeboat_kopia::repo::OpenOptions;
+use lifeboat_kopia::upgrade;
 use std::time::Duration;
 
 /// How this machine uses the repository.
@@ -43,6 +44,9 @@ pub struct SetParametersArgs {
     /// Version of the index encoding: 1 or 2
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub index_version: Option<u8>,
+    /// Upgrade to an index with epochs at once, without a lock: only if no other client is at work
+    #[arg(long)]
+    pub upgrade: bool,
     /// Lock objects in the storage: governance, compliance or none
     #[arg(long, value_parser = ["governance", "compliance", "none"])]
     pub retention_mode: Option<String>,
@@ -132,10 +136,13 @@ pub fn set_client(session: &Session, args: &SetClientArgs) -> Result<()> {
 }
 
 pub fn set_parameters(session: &Session, args: &SetParametersArgs) -> Result<()> {
-    let OpenOptions { store, password, environment, .. } =
-        session.open_options(&session.connection()?, false)?;
-    let mut format = session.wait(Format::open(&*store, &password, &environment, None))?;
+    let options = session.open_options(&session.connection()?, false)?;
+    let OpenOptions { store, environment, .. } = &options;
+    let mut format = session.open_format(&options)?;
     let config = changed_config(format.config(), args)?;
+    if args.index_version.is_some_and(|version| version < format.repository().index_version()) {
+        bail!("the version of the index cannot be lowered: the older encoding has no room for all it holds");
+    }
     let change = |repository: &mut lifeboat_kopia::format::RepositoryFormat, blobs: &mut BlobConfig| {
         *blobs = config;
         if let Some(size) = args.max_pack_size_mb {
@@ -162,7 +169,10 @@ pub fn set_parameters(session: &Session, args: &SetParametersArgs) -> Result<()>
             }
         }
     };
-    session.wait(format.set_parameters(&*store, &environment, change))?;
+    match args.upgrade {
+        true => session.wait(upgrade::migrate(&session.open()?, change))?,
+        false => session.wait(format.set_parameters(&**store, environment, change))?,
+    }
     eprintln!("The repository is changed. Clients that are connected notice it within 15 minutes.");
     Ok(())
 }

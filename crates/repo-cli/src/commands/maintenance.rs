@@ -71,8 +71,8 @@ pub struct RunArgs {
     /// Do everything, also what is not due
     #[arg(long)]
     pub full: bool,
-    /// Run it although somebody else is to do it (make sure that they do not), and succeed although not everything
-    /// could be done
+    /// Run it although somebody else is to do it (make sure that they do not), and succeed although packs are lost
+    /// from the storage
     #[arg(long)]
     pub force: bool,
     /// Keep up the index only, due or not
@@ -143,7 +143,8 @@ fn maintain(session: &Session, args: &RunArgs) -> Result<()> {
     let report = session.wait(maintain::run(&repository, mode, &safety, &options))?;
     session.wait(repository.close())?;
     print!("{report}");
-    if !report.is_clean() && !args.force {
+    let is_enough = if args.force { report.lacks_only_lost_data() } else { report.is_clean() };
+    if !is_enough {
         bail!("not everything could be done; see what failed or is in the way above");
     }
     Ok(())
@@ -161,7 +162,7 @@ fn open_as_owner(session: &Session) -> Result<Repository> {
     drop(repository);
     eprintln!("Running maintenance in the place of {}.", params.owner);
     let options = session.open_options(&session.connection()?, false)?;
-    Ok(session.wait(Repository::open(OpenOptions { identity: owner, ..options }))?)
+    session.open_with(OpenOptions { identity: owner, ..options })
 }
 
 fn info(session: &Session, json: bool) -> Result<()> {

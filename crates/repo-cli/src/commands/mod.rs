@@ -22,6 +22,7 @@ pub mod restore;
 pub mod sessions;
 pub mod snapshot;
 pub mod sync;
+pub mod upgrade;
 
 use crate::args::{Cli, Command};
 use crate::session::Session;

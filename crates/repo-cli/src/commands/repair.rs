@@ -5,7 +5,7 @@ use crate::session::Session;
 use anyhow::{Result, bail};
 use clap::Args;
 use lifeboat_kopia::repair::{self, Finding, FormatRepair, RepairOptions};
-use lifeboat_kopia::repo::{OpenOptions, Repository};
+use lifeboat_kopia::repo::OpenOptions;
 use lifeboat_kopia::verify::{self, VerifyBlobs, VerifyContents, VerifySnapshots};
 
 /// How a repository is verified.
@@ -72,7 +72,7 @@ pub fn repair(session: &Session, args: &RepairArgs) -> Result<()> {
     let dry_run = !args.commit;
     let options = session.open_options(&session.connection()?, false)?;
     make_openable(session, &options, dry_run)?;
-    let repository = session.wait(Repository::open(options))?;
+    let repository = session.open_with(options)?;
     let options = RepairOptions { dry_run, full: args.full, parallel: args.parallel };
     let mut print = |finding: Finding| eprintln!("damaged: {finding}");
     let report = session.wait(repair::run(&repository, &options, &mut print))?;

@@ -1,13 +1,13 @@
 //! `repository`: create, connect, disconnect, status, change-password.
 
-use super::{client, provider, repair, sync};
-use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand, Storage};
+use super::{client, provider, repair, sync, upgrade};
+use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand};
 use crate::output::{self, bytes};
 use crate::session::{Session, text_variable};
 use crate::storage;
 use anyhow::{Context, Result};
 use lifeboat_kopia::connection::{CachingOptions, Connection, StorageInfo, forget_password, store_password};
-use lifeboat_kopia::format::{CreateOptions, Format, Password};
+use lifeboat_kopia::format::{CreateOptions, Password};
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_primitives::kdf::KeyAlgorithm;
 use serde_json::{Value, json};
@@ -25,6 +25,7 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
         RepositoryCommand::Repair(args) => repair::repair(session, &args),
         RepositoryCommand::SetClient(args) => client::set_client(session, &args),
         RepositoryCommand::SetParameters(args) => client::set_parameters(session, &args),
+        RepositoryCommand::Upgrade(command) => upgrade::run(session, &command),
         RepositoryCommand::Throttle(command) => client::throttle(session, &command),
         RepositoryCommand::SyncTo(args) => sync::run(session, &args),
         RepositoryCommand::ValidateProvider => provider::run(session),
@@ -33,7 +34,8 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
 }
 
 fn create(session: &Session, args: &CreateArgs) -> Result<()> {
-    let connection = new_connection(session, &args.storage, &args.connection)?;
+    let storage = storage::describe(&args.storage, Some(args.format_version))?;
+    let connection = new_connection(session, storage, &args.connection)?;
     let create = CreateOptions {
         version: args.format_version,
         hash: args.block_hash.clone(),
@@ -60,16 +62,19 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
 }
 
 fn connect(session: &Session, args: &ConnectArgs) -> Result<()> {
-    let connection = new_connection(session, &args.storage, &args.connection)?;
-    let OpenOptions { store, password, environment, .. } = session.open_options(&connection, false)?;
-    session.wait(Format::open(&*store, &password, &environment, None))?;
+    let connection = new_connection(session, storage::describe(&args.storage, None)?, &args.connection)?;
+    let options = session.open_options(&connection, false)?;
+    session.open_format(&options)?;
     keep(session, &connection, &args.connection)?;
-    println!("Connected to repository in {}.", store.describe());
+    println!("Connected to repository in {}.", options.store.describe());
     Ok(())
 }
 
-fn new_connection(session: &Session, storage: &Storage, args: &ConnectionArgs) -> Result<Connection> {
-    let (info, description) = storage::describe(storage)?;
+fn new_connection(
+    session: &Session,
+    (info, description): (StorageInfo, String),
+    args: &ConnectionArgs,
+) -> Result<Connection> {
     let mut connection = Connection::new(info, args.description.clone().unwrap_or(description));
     connection.readonly = args.readonly;
     connection.hostname = args.override_hostname.clone().unwrap_or(connection.hostname);
@@ -205,10 +210,10 @@ fn change_password(session: &Session, new_password: Option<String>) -> Result<()
         .or_else(|| text_variable(&["LIFEBOAT_NEW_PASSWORD", "KOPIA_NEW_PASSWORD"]))
         .context("no new password: set LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD, or use --new-password")?;
     let new = Password::new(new);
-    let OpenOptions { store, password, environment, .. } =
-        session.open_options(&session.connection()?, false)?;
-    let mut format = session.wait(Format::open(&*store, &password, &environment, None))?;
-    session.wait(format.change_password(&*store, &new, &environment))?;
+    let options = session.open_options(&session.connection()?, false)?;
+    let OpenOptions { store, environment, .. } = &options;
+    let mut format = session.open_format(&options)?;
+    session.wait(format.change_password(&**store, &new, environment))?;
     store_password(session.config_file(), &new)?;
     println!("The password is changed. Clients that are connected need the new one within 15 minutes.");
     Ok(())

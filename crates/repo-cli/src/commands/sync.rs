@@ -46,7 +46,7 @@ struct Plan {
 pub fn run(session: &Session, args: &SyncArgs) -> Result<()> {
     let connection = session.connection()?;
     let from = session.store(connection.storage()?, connection.throttling, false)?;
-    let (to, _) = storage::describe(&args.storage)?;
+    let (to, _) = storage::describe(&args.storage, None)?;
     let to = session.store(&to, None, !args.dry_run && !args.must_exist)?;
     session.wait(check_same(&*from, &*to, args.must_exist))?;
     eprintln!("Looking for changes ...");

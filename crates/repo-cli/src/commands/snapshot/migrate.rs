@@ -10,7 +10,7 @@ use lifeboat_index::Prefix;
 use lifeboat_kopia::connection::{Connection, load_password};
 use lifeboat_kopia::object::WriterOptions;
 use lifeboat_kopia::policy::{PolicySet, save};
-use lifeboat_kopia::repo::{Access, Repository};
+use lifeboat_kopia::repo::Access;
 use lifeboat_kopia::snapshot::{self, DirEntry, DirWriter, SnapshotManifest, SourceInfo, SummaryBuilder};
 use lifeboat_primitives::compress::Compressor;
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ pub fn run(session: &Session, args: &MigrateArgs) -> Result<()> {
     if let Some(password) = load_password(&args.source_config)? {
         options.password = password;
     }
-    let from = session.wait(Repository::open(options)).context("cannot open the other repository")?;
+    let from = session.open_with(options).context("cannot open the other repository")?;
     let from = Trees::of(session, from)?;
     let to = Trees::of(session, session.open()?)?;
     let wanted: Vec<SourceInfo> = args
