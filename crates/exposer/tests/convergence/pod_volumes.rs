@@ -4,6 +4,9 @@ use crate::world::{Scenario, Wish, World, claims_go, explore, hosted, operation,
 use lifeboat_exposer::{Kind, Next, ObjectKind, Placement, Surroundings, pod_volume};
 use serde_json::json;
 
+/// Once so many objects have been made, pods are not lost any more.
+const MADE: u64 = 3;
+
 /// A volume of a pod, with a cache or without; its pod may be lost at any time.
 struct PodVolume {
     kind: Kind,
@@ -41,7 +44,9 @@ impl Scenario for PodVolume {
         if wish == Wish::Expose {
             next.push((world.clone(), Wish::Clean));
         }
-        if let Some(mut pod) = world.value(ObjectKind::Pod, "velero", "op") {
+        // Every pod that is made anew is another one: without a bound there would be no end of them.
+        let lost = world.value(ObjectKind::Pod, "velero", "op").filter(|_| world.next <= MADE);
+        if let Some(mut pod) = lost {
             let mut evicted = world.clone();
             evicted.remove(ObjectKind::Pod, "velero", "op");
             next.push((evicted, wish));
