@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The rows of each seed.
-const ROWS: [(char, usize); 3] = [('D', 93), ('P', 15), ('U', 81)];
+const ROWS: [(char, usize); 4] = [('D', 93), ('F', 46), ('P', 15), ('U', 81)];
 
 struct Row {
     id: String,

@@ -192,7 +192,8 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
     std::process::exit(i32::from(ending.exit_code()));
 }
 
-fn leave(path: &Path, message: &str) -> Result<()> {
+/// Leaves the last words of a container.
+pub fn leave(path: &Path, message: &str) -> Result<()> {
     std::fs::write(path, message).with_context(|| format!("cannot leave the result in {}", path.display()))
 }
 

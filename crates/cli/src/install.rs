@@ -1,7 +1,7 @@
 //! `lifeboat install`: our node-agent in the place of Velero's.
 
 use crate::args::Place;
-use crate::manifests::{NODE_AGENT, NodeAgent, daemon_set_name, replacement};
+use crate::manifests::{NODE_AGENT, NodeAgent, daemon_set_name, kubelet_root, replacement};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -30,6 +30,9 @@ pub struct Install {
     /// gives it the ones of its pod, and files that this user may read.
     #[arg(long)]
     mover_user: Option<NonZeroU32>,
+    /// The folder of the kubelet on every node, if it is neither the usual one nor named by the node-agent that is there.
+    #[arg(long)]
+    kubelet_root_dir: Option<String>,
     /// The image.
     #[arg(long)]
     image: String,
@@ -78,6 +81,7 @@ impl Install {
             // An agent that is there has its credentials where they are.
             secret: (!self.no_secret && existing.is_none()).then(|| self.secret.clone()),
             mover_user: self.mover_user,
+            kubelet_root: self.kubelet_root_dir.clone().or_else(|| existing.and_then(kubelet_root)),
             beside: self.data_mover.is_some(),
             args: existing.and_then(args_of).unwrap_or_else(|| self.agent_args()),
         }
@@ -225,7 +229,25 @@ mod tests {
         .unwrap();
         let agent = install(&[]).node_agent(Some(&existing));
         assert_eq!(agent.args[3], "--node-agent-configmap=c");
-        assert_eq!(agent.secret, None);
+        assert_eq!((agent.secret, agent.kubelet_root), (None, None));
+    }
+
+    /// Its folder of the kubelet's pods goes, but not what it says about where that is.
+    #[test]
+    fn the_folder_of_the_kubelet_is_given_or_taken_over_from_the_agent_that_is_there() {
+        let existing: DaemonSet = serde_json::from_value(serde_json::json!({
+            "spec": { "selector": {}, "template": { "spec": {
+                "containers": [],
+                "volumes": [{ "name": "host-pods", "hostPath": { "path": "/data/kubelet/pods" } }],
+            } } },
+        }))
+        .unwrap();
+        let root = |words: &[&str], existing| install(words).node_agent(existing).kubelet_root;
+        assert_eq!(root(&[], None), None);
+        assert_eq!(root(&[], Some(&existing)).as_deref(), Some("/data/kubelet"));
+        assert_eq!(root(&["--kubelet-root-dir=/k"], Some(&existing)).as_deref(), Some("/k"));
+        let text = serde_json::to_string(&install(&["--kubelet-root-dir=/k"]).node_agent(None).objects());
+        assert!(text.unwrap().contains(r#"{"name":"LIFEBOAT_KUBELET_ROOT","value":"/k"}"#));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `lifeboat`: every program of Lifeboat in a cluster, and the command line to it.
 //!
-//! The image also has it as `/velero`, the name under which Velero's own objects start their programs.
+//! The image also has it as `/velero` and `/velero-restore-helper`, the names under which Velero's own objects start their
+//! programs.
 
 #![forbid(unsafe_code)]
 
@@ -10,6 +11,7 @@ mod install;
 mod log;
 mod manifests;
 mod node_agent;
+mod restore_helper;
 mod signals;
 mod version;
 
@@ -19,7 +21,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     lifeboat_budget::be_frugal();
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(args::words(std::env::args_os()));
     // Several parts speak TLS; one of them must say by which library, and only the first to say so is heard.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match cli.command {
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         Command::NodeAgent(args) => node_agent::run(args),
         Command::DataMover(args) => data_mover::run(args),
         Command::PodVolume(args) => data_mover::run_pod_volume(args),
+        Command::RestoreHelper(args) => restore_helper::run(&args),
     };
     outcome.unwrap_or_else(|error| {
         // One line with all causes: what failed, then why.

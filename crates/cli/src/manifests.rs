@@ -4,7 +4,7 @@
 
 use crate::node_agent::METRICS_PORT;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use lifeboat_exposer::{MOVER_ACCOUNT, MOVER_USER};
+use lifeboat_exposer::{HOST_PODS, KUBELET_ROOT, MOVER_ACCOUNT, MOVER_USER};
 use serde_json::{Value, json};
 use std::num::NonZeroU32;
 
@@ -22,9 +22,9 @@ const USER: u32 = 65532;
 const CREDENTIALS: [&str; 3] =
     ["AWS_SHARED_CREDENTIALS_FILE", "AZURE_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS"];
 /// The volume operations that are ours to drive.
-const OPERATIONS: [&str; 2] = ["datadownloads", "datauploads"];
+const OPERATIONS: [&str; 4] = ["datadownloads", "datauploads", "podvolumebackups", "podvolumerestores"];
 /// Volumes of Velero's node-agent that ours has no use for: folders of the node.
-const HOST_FOLDERS: [&str; 2] = ["host-pods", "host-plugins"];
+const HOST_FOLDERS: [&str; 2] = [HOST_PODS, "host-plugins"];
 
 /// What there is to say about a node-agent.
 #[derive(Debug, Clone)]
@@ -37,6 +37,8 @@ pub struct NodeAgent {
     pub secret: Option<String>,
     /// Whom hosting pods run as; none for root, who reads every file.
     pub mover_user: Option<NonZeroU32>,
+    /// The folder of the kubelet on every node, if it is not the usual one.
+    pub kubelet_root: Option<String>,
     /// Whether it runs beside Velero's node-agent, for operations that name another mover.
     pub beside: bool,
     /// The words after the program.
@@ -91,7 +93,7 @@ impl NodeAgent {
     fn agent_rules(&self) -> Value {
         json!([
             rule("velero.io", &OPERATIONS, &["get", "list", "watch", "patch"]),
-            rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
+            rule("", &["pods"], &["create", "delete"]),
             rule("", &["pods/log"], &["get"]),
             rule("", &["persistentvolumeclaims"], &["list", "watch", "create", "delete"]),
             rule("", &["configmaps"], &["get", "list", "watch"]),
@@ -113,7 +115,8 @@ impl NodeAgent {
         ])
     }
 
-    /// Outside of Velero's namespace: volumes belong to no namespace, claims and snapshots to those of their users.
+    /// Outside of Velero's namespace: volumes belong to no namespace, claims, snapshots and pods to those of their users. Of
+    /// pods the agent has to know where their volumes are and whether they wait for them.
     fn cluster_role(&self) -> Value {
         let snapshots = "snapshot.storage.k8s.io";
         json!({
@@ -121,9 +124,10 @@ impl NodeAgent {
             "metadata": { "name": AGENT, "labels": { "component": "velero" } },
             "rules": [
                 rule("", &["nodes"], &["get"]),
+                rule("", &["pods"], &["get", "list", "watch"]),
                 rule("", &["persistentvolumeclaims"], &["get", "patch"]),
                 rule("", &["persistentvolumes"], &["get", "list", "patch"]),
-                rule("storage.k8s.io", &["storageclasses"], &["get"]),
+                rule("storage.k8s.io", &["csidrivers", "storageclasses"], &["get"]),
                 rule("storage.k8s.io", &["volumeattachments"], &["list"]),
                 rule("scheduling.k8s.io", &["priorityclasses"], &["get"]),
                 rule(snapshots, &["volumesnapshots"], &["get", "delete"]),
@@ -149,6 +153,7 @@ impl NodeAgent {
             json!({ "name": MOVER_ACCOUNT, "value": MOVER }),
         ];
         env.extend(self.mover_user.map(|user| json!({ "name": MOVER_USER, "value": user.to_string() })));
+        env.extend(self.kubelet_root.as_ref().map(|root| json!({ "name": KUBELET_ROOT, "value": root })));
         let mut mounts = vec![json!({ "name": "tmp", "mountPath": "/tmp" })];
         let mut volumes = vec![json!({ "name": "tmp", "emptyDir": {} })];
         if let Some(secret) = &self.secret {
@@ -196,6 +201,13 @@ impl NodeAgent {
             },
         })
     }
+}
+
+/// The folder of the kubelet, as a node-agent that is there names it.
+pub fn kubelet_root(existing: &DaemonSet) -> Option<String> {
+    let pod = existing.spec.as_ref()?.template.spec.as_ref()?;
+    let volume = pod.volumes.iter().flatten().find(|volume| volume.name == HOST_PODS)?;
+    volume.host_path.as_ref()?.path.trim_end_matches('/').strip_suffix("/pods").map(str::to_owned)
 }
 
 /// What is to be changed on a node-agent that is there so that ours takes its place: everything that ours says, and the

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod location;
+pub mod marks;
 pub mod mover;
 pub mod observe;
 pub mod transfer;

@@ -1,7 +1,7 @@
 //! Why a hosting does not come up: everything that its objects and their events say, short enough for a status message.
 
 use crate::snapshot::{VolumeSnapshot, VolumeSnapshotContent};
-use crate::{download, upload};
+use crate::{download, pod_volume, upload};
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams};
@@ -41,6 +41,14 @@ impl download::Seen {
     pub fn things(&self) -> Vec<Thing<'_>> {
         let claims = [&self.claim, &self.cache, &self.target].into_iter().flatten().map(Thing::Claim);
         self.pod.iter().map(Thing::Pod).chain(claims).chain(self.volume.iter().map(Thing::Volume)).collect()
+    }
+}
+
+impl pod_volume::Seen {
+    /// What may know why it does not come up.
+    #[must_use]
+    pub fn things(&self) -> Vec<Thing<'_>> {
+        self.pod.iter().map(Thing::Pod).chain(self.cache.iter().map(Thing::Claim)).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 //! deleted, refused or killed on the way, the data stays and the next look goes on from there.
 
 use crate::snapshot::{DELETE, RETAIN};
-use crate::step::remove;
+use crate::step::{pod_at_last, remove, stranger};
 use crate::upload::drop_volume;
 use crate::{
     Action, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings, cache_claim,
@@ -90,6 +90,15 @@ impl Seen {
         }
         Ok(seen)
     }
+
+    /// All that carries the operation's name.
+    fn objects(&self) -> [(ObjectKind, Option<&ObjectMeta>); 3] {
+        [
+            (ObjectKind::Pod, self.pod.as_ref().map(|object| &object.metadata)),
+            (ObjectKind::Claim, self.claim.as_ref().map(|object| &object.metadata)),
+            (ObjectKind::Claim, self.cache.as_ref().map(|object| &object.metadata)),
+        ]
+    }
 }
 
 fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
@@ -111,7 +120,7 @@ pub fn selected_node(target: &PersistentVolumeClaim) -> Option<&str> {
 /// The next step towards a hosting pod that can fill a volume for the target.
 #[must_use]
 pub fn next(operation: &Operation, target: &Target, details: &Details, seen: &Seen) -> Next {
-    if let Some(stranger) = stranger(operation, seen) {
+    if let Some(stranger) = stranger(operation, &seen.objects()) {
         return stranger;
     }
     let name = format!("{}/{}", target.namespace, target.name);
@@ -141,22 +150,15 @@ pub fn next(operation: &Operation, target: &Target, details: &Details, seen: &Se
     if seen.claim.is_none() {
         return Next::Do(Action::CreateClaim(Box::new(restore_claim(operation, claim, node))));
     }
-    match &seen.pod {
-        None => {
-            let placement = match node {
-                Some(node) => Placement {
-                    node: Some(node.to_owned()),
-                    allowed: Vec::new(),
-                    ..details.placement.clone()
-                },
-                None => details.placement.clone(),
-            };
-            let pod = hosting_pod(operation, &details.hosted, &placement, &details.surroundings);
-            Next::Do(Action::CreatePod(Box::new(pod)))
-        }
-        Some(pod) if pod.metadata.deletion_timestamp.is_some() => remove(ObjectKind::Pod, &pod.metadata),
-        Some(_) => Next::Done,
-    }
+    pod_at_last(seen.pod.as_ref(), || {
+        let placement = match node {
+            Some(node) => {
+                Placement { node: Some(node.to_owned()), allowed: Vec::new(), ..details.placement.clone() }
+            }
+            None => details.placement.clone(),
+        };
+        hosting_pod(operation, &details.hosted, &placement, &details.surroundings)
+    })
 }
 
 /// Whether the target has the volume for good.
@@ -324,21 +326,4 @@ pub fn clean(operation: &Operation, seen: &Seen) -> Next {
         }
         None => Next::Done,
     }
-}
-
-/// An object of our name that serves somebody else.
-fn stranger(operation: &Operation, seen: &Seen) -> Option<Next> {
-    let all = [
-        (ObjectKind::Pod, seen.pod.as_ref().map(|object| &object.metadata)),
-        (ObjectKind::Claim, seen.claim.as_ref().map(|object| &object.metadata)),
-        (ObjectKind::Claim, seen.cache.as_ref().map(|object| &object.metadata)),
-    ];
-    let found = all
-        .into_iter()
-        .find(|(_, metadata)| metadata.is_some_and(|metadata| !ledger::serves(metadata, operation)))?;
-    let name = found.1.and_then(|metadata| metadata.name.clone()).unwrap_or_default();
-    Some(Next::wait(
-        format!("the end of the {} {name} of an earlier operation of this name", found.0.name()),
-        "if nobody needs it, delete it",
-    ))
 }

@@ -141,8 +141,11 @@ fn container(
     let device = block.then(|| vec![VolumeDevice { name: operation.uid.clone(), device_path: path.clone() }]);
     let mut mounts = Vec::new();
     if !block {
-        let read_only = matches!(volume.source, VolumeSource::Claim { read_only: true, .. });
         let from_host = matches!(volume.source, VolumeSource::Host { .. });
+        let read_only = match volume.source {
+            VolumeSource::Claim { read_only, .. } => read_only,
+            VolumeSource::Host { .. } => operation.kind.direction() == Direction::Backup,
+        };
         mounts.push(VolumeMount {
             name: operation.uid.clone(),
             mount_path: path,
@@ -205,7 +208,9 @@ fn volumes(operation: &Operation, volume: &HostedVolume, surroundings: &Surround
             });
         }
         VolumeSource::Host { path, .. } => {
-            own.host_path = Some(HostPathVolumeSource { path: path.clone(), type_: None });
+            // A folder that is not there must not be made: it would pass for an empty volume.
+            let type_ = Some("Directory".to_owned());
+            own.host_path = Some(HostPathVolumeSource { path: path.clone(), type_ });
         }
     }
     let cache = volume.cache.then(|| Volume {

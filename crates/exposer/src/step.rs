@@ -1,6 +1,7 @@
 //! One step of an exposer: what it wants done next, and how that is done without stepping on anybody's toes.
 
 use crate::snapshot::{VolumeSnapshot, VolumeSnapshotContent};
+use crate::{Operation, ledger};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
@@ -117,6 +118,37 @@ pub(crate) fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> Next {
         format!("the end of the {} {name}, which is being deleted", kind.name()),
         "if it does not go, look at its finalizers and at the controller that has to take them off",
     )
+}
+
+/// The end of every plan: the pod, once all that it needs is there; one that is being deleted has to go first.
+pub(crate) fn pod_at_last(pod: Option<&Pod>, made: impl FnOnce() -> Pod) -> Next {
+    match pod {
+        None => Next::Do(Action::CreatePod(Box::new(made()))),
+        Some(pod) if pod.metadata.deletion_timestamp.is_some() => remove(ObjectKind::Pod, &pod.metadata),
+        Some(_) => Next::Done,
+    }
+}
+
+/// Removes the first of these that is there and serves the operation.
+pub(crate) fn clean_in_order(operation: &Operation, all: &[(ObjectKind, Option<&ObjectMeta>)]) -> Next {
+    let there = all.iter().find_map(|(kind, metadata)| {
+        metadata
+            .filter(|metadata| ledger::serves(metadata, operation))
+            .map(|metadata| remove(*kind, metadata))
+    });
+    there.unwrap_or(Next::Done)
+}
+
+/// Waits for the end of an object of the operation's name that serves somebody else.
+pub(crate) fn stranger(operation: &Operation, all: &[(ObjectKind, Option<&ObjectMeta>)]) -> Option<Next> {
+    let (kind, metadata) = all.iter().find_map(|(kind, metadata)| {
+        metadata.filter(|metadata| !ledger::serves(metadata, operation)).map(|metadata| (kind, metadata))
+    })?;
+    let name = metadata.name.as_deref().unwrap_or_default();
+    Some(Next::wait(
+        format!("the end of the {} {name} of an earlier operation of this name", kind.name()),
+        "if nobody needs it, delete it",
+    ))
 }
 
 /// What became of a write.

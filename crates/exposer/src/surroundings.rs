@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    Container, EnvFromSource, EnvVar, LocalObjectReference, PodDNSConfig, Toleration, Volume, VolumeMount,
+    Container, EnvFromSource, EnvVar, LocalObjectReference, PodDNSConfig, PodSpec, Toleration, Volume,
+    VolumeMount,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -22,6 +23,16 @@ pub const MOVER_ACCOUNT: &str = "LIFEBOAT_MOVER_SERVICE_ACCOUNT";
 /// The variable of a node-agent that names the user of hosting pods, who then have no rights beyond this user's. Without it
 /// they are root, who reads every file.
 pub const MOVER_USER: &str = "LIFEBOAT_MOVER_USER";
+
+/// The variable of a node-agent that names the folder of the kubelet on its node, if that is not the usual one.
+pub const KUBELET_ROOT: &str = "LIFEBOAT_KUBELET_ROOT";
+
+/// The volume of Velero's node-agent that is the folder of all pods on the node. Ours has no use for the folder, only for
+/// its name.
+pub const HOST_PODS: &str = "host-pods";
+
+/// Where kubelets keep pods unless they are told otherwise.
+const USUAL_PODS_FOLDER: &str = "/var/lib/kubelet/pods";
 
 /// What a hosting pod takes over from the node-agent's DaemonSet.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,6 +65,8 @@ pub struct Surroundings {
     pub annotations: BTreeMap<String, String>,
     /// How to log.
     pub log_args: Vec<String>,
+    /// Where the kubelet keeps the folders of pods.
+    pub pods_folder: String,
 }
 
 /// Why a DaemonSet is no node-agent.
@@ -132,8 +145,19 @@ impl Surroundings {
             labels: some_of(metadata.and_then(|metadata| metadata.labels.as_ref()), &LABELS),
             annotations: some_of(metadata.and_then(|metadata| metadata.annotations.as_ref()), &ANNOTATIONS),
             log_args: LOG_FLAGS.iter().flat_map(|flag| occurrences(&args, flag)).collect(),
+            pods_folder: pods_folder(pod, container),
         })
     }
+}
+
+/// The folder of pods on the node: below the one that the agent is told of, else the one that Velero's node-agent mounts.
+fn pods_folder(pod: &PodSpec, container: &Container) -> String {
+    let told = value_of(container, KUBELET_ROOT).map(|root| format!("{}/pods", root.trim_end_matches('/')));
+    let mounted = || {
+        let volume = pod.volumes.iter().flatten().find(|volume| volume.name == HOST_PODS);
+        volume.and_then(|volume| Some(volume.host_path.as_ref()?.path.clone()))
+    };
+    told.or_else(mounted).unwrap_or_else(|| USUAL_PODS_FOLDER.to_owned())
 }
 
 fn value_of(container: &Container, variable: &str) -> Option<String> {
@@ -231,6 +255,20 @@ mod tests {
         };
         assert_eq!(account(json!([])), "agent");
         assert_eq!(account(json!([{ "name": MOVER_ACCOUNT, "value": "mover" }])), "mover");
+    }
+
+    #[test]
+    fn folders_of_pods_are_where_the_agent_is_told_or_mounts_them() {
+        let folder = |env: serde_json::Value, volumes: serde_json::Value| {
+            let container = json!({ "name": "node-agent", "image": "lifeboat:1", "env": env });
+            let pod = json!({ "containers": [container], "volumes": volumes });
+            Surroundings::of(&daemon_set(pod)).unwrap().pods_folder
+        };
+        let told = || json!([{ "name": KUBELET_ROOT, "value": "/data/kubelet/" }]);
+        let mounted = || json!([{ "name": HOST_PODS, "hostPath": { "path": "/mnt/pods" } }]);
+        assert_eq!(folder(json!([]), json!([])), "/var/lib/kubelet/pods");
+        assert_eq!(folder(json!([]), mounted()), "/mnt/pods");
+        assert_eq!(folder(told(), mounted()), "/data/kubelet/pods");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::snapshot::{
     ContentSource, DELETE, RETAIN, SnapshotSource, VolumeSnapshot, VolumeSnapshotContent,
     VolumeSnapshotContentSpec, VolumeSnapshotSpec,
 };
-use crate::step::remove;
+use crate::step::{pod_at_last, remove, stranger};
 use crate::{
     Action, BackupClaim, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings,
     backup_claim, hosting_pod, ledger,
@@ -121,6 +121,16 @@ impl Seen {
         let bound = || self.source_snapshot.as_ref().and_then(VolumeSnapshot::content_name);
         noted.map(String::as_str).or_else(bound)
     }
+
+    /// All that carries the operation's name.
+    fn objects(&self) -> [(ObjectKind, Option<&ObjectMeta>); 4] {
+        [
+            (ObjectKind::Pod, self.pod.as_ref().map(|object| &object.metadata)),
+            (ObjectKind::Claim, self.claim.as_ref().map(|object| &object.metadata)),
+            (ObjectKind::Snapshot, self.snapshot.as_ref().map(|object| &object.metadata)),
+            (ObjectKind::Content, self.content.as_ref().map(|object| &object.metadata)),
+        ]
+    }
 }
 
 fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
@@ -130,7 +140,7 @@ fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
 /// The next step towards a hosting pod that reads the snapshot.
 #[must_use]
 pub fn next(operation: &Operation, source: &Source, details: &Details, seen: &Seen) -> Next {
-    if let Some(stranger) = stranger(operation, seen) {
+    if let Some(stranger) = stranger(operation, &seen.objects()) {
         return stranger;
     }
     if seen.claim.is_none() {
@@ -157,16 +167,9 @@ pub fn next(operation: &Operation, source: &Source, details: &Details, seen: &Se
             },
         ))));
     }
-    match &seen.pod {
-        None => Next::Do(Action::CreatePod(Box::new(hosting_pod(
-            operation,
-            &details.hosted,
-            &details.placement,
-            &details.surroundings,
-        )))),
-        Some(pod) if pod.metadata.deletion_timestamp.is_some() => remove(ObjectKind::Pod, &pod.metadata),
-        Some(_) => Next::Done,
-    }
+    pod_at_last(seen.pod.as_ref(), || {
+        hosting_pod(operation, &details.hosted, &details.placement, &details.surroundings)
+    })
 }
 
 /// The steps by which the storage's snapshot changes hands; none when that is done.
@@ -336,23 +339,6 @@ pub(crate) fn drop_volume(operation: &Operation, volume: Option<&PersistentVolum
         });
         Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change))
     })
-}
-
-/// An object of our name that serves somebody else.
-fn stranger(operation: &Operation, seen: &Seen) -> Option<Next> {
-    let all = [
-        (ObjectKind::Pod, seen.pod.as_ref().map(|object| &object.metadata)),
-        (ObjectKind::Claim, seen.claim.as_ref().map(|object| &object.metadata)),
-        (ObjectKind::Snapshot, seen.snapshot.as_ref().map(|object| &object.metadata)),
-        (ObjectKind::Content, seen.content.as_ref().map(|object| &object.metadata)),
-    ];
-    let found = all
-        .into_iter()
-        .find(|(_, metadata)| metadata.is_some_and(|metadata| !ledger::serves(metadata, operation)))?;
-    Some(Next::wait(
-        format!("the end of the {} {} of an earlier operation of this name", found.0.name(), operation.name),
-        "if nobody needs it, delete it",
-    ))
 }
 
 fn explained(what: String, problem: Option<&str>) -> String {

@@ -257,9 +257,16 @@ fn a_pod_for_a_pods_volume_sees_that_one_folder_and_goes_to_its_node() {
         .collect();
     assert_eq!(
         folders,
-        [&json!({ "name": "5f0c", "hostPath": { "path": "/var/lib/kubelet/pods/u1/volumes/x/data/mount" } })]
+        [&json!({
+            "name": "5f0c",
+            "hostPath": { "path": "/var/lib/kubelet/pods/u1/volumes/x/data/mount", "type": "Directory" },
+        })]
     );
-    assert_eq!(pod["spec"]["containers"][0]["volumeMounts"][0]["mountPropagation"], "HostToContainer");
+    let mount = |pod: &Value| pod["spec"]["containers"][0]["volumeMounts"][0].clone();
+    assert_eq!(mount(&pod)["mountPropagation"], "HostToContainer");
+    assert_eq!(mount(&pod)["readOnly"], true);
+    let restore = build(Kind::PodVolumeRestore, &volume(host()), &placement);
+    assert_eq!(mount(&restore)["readOnly"], Value::Null);
     let privileged = volume(VolumeSource::Host { path: "/x".into(), privileged: true });
     let pod = build(Kind::PodVolumeBackup, &privileged, &placement);
     assert_eq!(pod["spec"]["containers"][0]["securityContext"], json!({ "privileged": true }));
@@ -301,6 +308,11 @@ fn what_people_want_replaces_what_is_inherited_but_never_our_own_labels() {
 #[test]
 fn a_pod_for_windows() {
     let placement = Placement { os: Some(NodeOs::Windows), ..Placement::default() };
+    // Privileged containers are of another kind there, which cannot give files back to their owners.
+    let privileged = volume(VolumeSource::Host { path: r"\x".into(), privileged: true });
+    let pod = build(Kind::PodVolumeBackup, &privileged, &placement);
+    assert_eq!(pod["spec"]["containers"][0]["securityContext"], Value::Null);
+    assert_eq!(pod["spec"]["os"], json!({ "name": "windows" }));
     let pod = build(Kind::DataUpload, &volume(claim(false)), &placement);
     assert_eq!(pod["spec"]["os"], json!({ "name": "windows" }));
     assert_eq!(

@@ -31,6 +31,8 @@ const MUCH_LATER: Duration = Duration::from_secs(30);
 const PATIENCE: i64 = 3;
 /// A wait that is longer deserves a diagnosis.
 const DOUBT: i64 = 15;
+/// How the message of an operation begins that is not stuck but waits.
+const WAITS: &str = "waits for";
 /// The longest note that an Event may carry.
 const LONGEST_NOTE: usize = 1000;
 
@@ -110,13 +112,13 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             })
             .await
         }
-        Action::Accept => accept(agent, object).await,
+        Action::Accept => accept(agent, object, &seen).await,
         Action::Expose => expose(agent, object, seen).await,
         Action::MarkPrepared => {
             let node = host(&seen).unwrap_or(&agent.options.node).to_owned();
             change(agent, object, |it| {
                 set_phase(it, Phase::Prepared);
-                it.movement_mut().node = node;
+                it.set_node(node);
                 it.status_mut().message.clear();
             })
             .await
@@ -144,11 +146,13 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
     }
 }
 
-async fn accept<K: Exposed>(agent: &Agent, object: K) -> Result<Turn<K>, Error> {
+async fn accept<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     let now = agent.now();
+    let node = seen.gate.home.clone().unwrap_or_else(|| agent.options.node.clone());
     take(agent, object, Pledge::Accepting, |it| {
         set_phase(it, Phase::Accepted);
-        it.movement_mut().accepted_by_node = agent.options.node.clone();
+        it.set_accepted_by(node);
+        it.status_mut().message.clear();
         it.status_mut().accepted_timestamp = Some(Time(now));
         it.labels_mut().insert(labels::EXPOSE_ON_GOING.to_owned(), "true".to_owned());
     })
@@ -182,6 +186,8 @@ async fn take<K: Exposed>(
     let turn = change(agent, object, mutate).await;
     if !matches!(turn, Ok(Turn::Again(_))) {
         agent.withdraw(place, &uid);
+    } else if place == Pledge::Starting {
+        agent.metrics.started(K::KIND);
     }
     turn
 }
@@ -239,8 +245,13 @@ fn pace<K: Exposed>(agent: &Agent, object: &K) -> Duration {
     if waited(agent, object) < 10 { SOON } else { LATER }
 }
 
+/// When it was taken, and before that when it was made.
+fn since<K: Exposed>(object: &K) -> Option<Timestamp> {
+    object.accepted_at().cloned().or_else(|| object.creation_timestamp()).map(|time| time.0)
+}
+
 fn waited<K: Exposed>(agent: &Agent, object: &K) -> i64 {
-    let since = object.accepted_at().map_or_else(|| agent.now(), |time| time.0);
+    let since = since(object).unwrap_or_else(|| agent.now());
     agent.now().duration_since(since).as_secs()
 }
 
@@ -268,7 +279,7 @@ async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Re
     if waited(agent, object) < PATIENCE {
         return Ok(());
     }
-    let since = object.accepted_at().map(|time| time.0);
+    let since = since(object);
     let until = since.and_then(|since| since.checked_add(agent.options.prepare_timeout).ok());
     let shown = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let since = since.map_or_else(|| "now".to_owned(), shown);
@@ -277,7 +288,7 @@ async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Re
         Some(until) => format!("fails at {}", shown(until)),
         None => "until it is canceled".to_owned(),
     };
-    let text = format!("waits for {} (since {since}, {until}): {}", waiting.for_what, waiting.advice);
+    let text = format!("{WAITS} {} (since {since}, {until}): {}", waiting.for_what, waiting.advice);
     say(agent, object, text).await
 }
 
@@ -293,7 +304,12 @@ async fn say<K: Exposed>(agent: &Agent, object: &K, text: String) -> Result<(), 
 /// Nothing to do for now: passes on how far it is, and says what is waited for.
 async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     match object.phase() {
-        Phase::New => Ok(Turn::Later(LATER)),
+        Phase::New => {
+            if let Some(waiting) = &seen.gate.waiting {
+                explain(agent, &object, waiting).await?;
+            }
+            Ok(Turn::Later(LATER))
+        }
         Phase::Prepared => {
             let node = object.node().to_owned();
             let waiting = if agent.alive().contains(&node) {
@@ -398,6 +414,7 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     let now = agent.now();
     let reference = object.object_ref(&());
     let canceled = phase == Phase::Canceled && !object.cancel();
+    let had_begun = object.status().is_some_and(|status| status.start_timestamp.is_some());
     let turn = change(agent, object, |it| {
         set_phase(it, phase);
         it.labels_mut().remove(labels::EXPOSE_ON_GOING);
@@ -409,7 +426,7 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
         match &message {
             Some(message) => status.message = message.clone(),
             None if canceled => status.message = "the mover was stopped from outside".to_owned(),
-            None if phase == Phase::Canceled && status.message.starts_with("waits for") => {
+            None if phase == Phase::Canceled && status.message.starts_with(WAITS) => {
                 status.message.clear();
             }
             None => {}
@@ -417,7 +434,10 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     })
     .await?;
     if matches!(turn, Turn::Again(_)) {
-        agent.metrics.ended(K::KIND, phase);
+        agent.metrics.ended(K::KIND, phase, had_begun);
+        if let Turn::Again(ended) = &turn {
+            tell_time(agent, ended);
+        }
         agent.slot_is_free();
         if let Some(message) = message {
             tracing::error!(kind = K::KIND.name(), name = reference.name, "{message}");
@@ -437,6 +457,15 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     Ok(turn)
 }
 
+/// Counts how long an operation took that has moved everything, if that is told of its kind.
+fn tell_time<K: Exposed>(agent: &Agent, ended: &K) {
+    let Some(status) = ended.status().filter(|status| status.phase == Some(Phase::Completed)) else { return };
+    let (Some(start), Some(end)) = (&status.start_timestamp, &status.completion_timestamp) else { return };
+    if let Some(names) = ended.timed_as() {
+        agent.metrics.took(names, end.0.duration_since(start.0).as_secs_f64());
+    }
+}
+
 /// Why an operation failed.
 async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
     if let Some(reason) = &seen.hopeless {
@@ -451,7 +480,9 @@ async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
         Some(words) => format!("the volume could not be made reachable: {words}"),
         None if overdue => {
             let limit = lifeboat_api::Duration::from_secs(agent.options.prepare_timeout.as_secs());
-            format!("the volume could not be made reachable within {limit}")
+            let said = object.status().map(|status| status.message.as_str()).unwrap_or_default();
+            let still = if said.starts_with(WAITS) { format!("; it {said}") } else { String::new() };
+            format!("the volume could not be made reachable within {limit}{still}")
         }
         None => "the mover was lost too often".to_owned(),
     };

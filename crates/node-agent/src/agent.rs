@@ -7,7 +7,9 @@ use crate::{Error, Options};
 use futures::channel::mpsc::UnboundedSender;
 use futures::{Stream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, ObjectReference, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::PartialObjectMeta;
@@ -15,6 +17,7 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_api::{Phase, Progress, labels};
 use lifeboat_datapath::observe::{Said, read_event};
@@ -37,18 +40,18 @@ pub(crate) struct Agent {
     pub(crate) options: Options,
     pub(crate) metrics: Metrics,
     pub(crate) recorder: Recorder,
-    pub(crate) uploads: Store<DataUpload>,
-    pub(crate) downloads: Store<DataDownload>,
+    pub(crate) stores: Stores,
     settings: watch::Receiver<Arc<Settings>>,
     /// Hosting pods of all operations.
     pods: Store<Pod>,
     /// Pods of node-agents, ours among them.
     agents: Store<Pod>,
+    /// All pods of this node, as far as they matter to what is restored into them.
+    local_pods: Store<Pod>,
     /// What movers last said of their progress, by the operation's UID.
     progress: Mutex<HashMap<String, Progress>>,
     /// What was just accepted or started here, for as long as the watch may not show it.
     pledged: Mutex<HashSet<(Pledge, String)>>,
-    nudges: HashMap<Kind, UnboundedSender<String>>,
 }
 
 /// What an agent has begun with an operation.
@@ -62,6 +65,8 @@ pub(crate) enum Pledge {
 pub(crate) struct Stores {
     pub(crate) uploads: Store<DataUpload>,
     pub(crate) downloads: Store<DataDownload>,
+    pub(crate) pod_backups: Store<PodVolumeBackup>,
+    pub(crate) pod_restores: Store<PodVolumeRestore>,
     pub(crate) nudges: HashMap<Kind, UnboundedSender<String>>,
 }
 
@@ -83,20 +88,20 @@ impl Agent {
         let (announce, settings) = watch::channel(first);
         let (pods, pods_writer) = reflector::store();
         let (agents, agents_writer) = reflector::store();
+        let (local_pods, local_pods_writer) = reflector::store();
         let reporter =
             Reporter { controller: "node-agent-server".to_owned(), instance: Some(options.node.clone()) };
         let agent = Arc::new(Self {
             recorder: Recorder::new(client.clone(), reporter),
             client: client.clone(),
             metrics,
-            uploads: stores.uploads,
-            downloads: stores.downloads,
+            stores,
             settings,
             pods: pods.clone(),
             agents: agents.clone(),
+            local_pods: local_pods.clone(),
             progress: Mutex::default(),
             pledged: Mutex::default(),
-            nudges: stores.nudges,
             options,
         });
         let namespace = &agent.options.namespace;
@@ -107,6 +112,13 @@ impl Agent {
         let siblings = watcher::Config::default().labels(&format!("name={}", agent.options.daemon_set));
         let siblings = watcher(pods_api, siblings).default_backoff().reflect(agents_writer);
         tokio::spawn(siblings.for_each(|event| async move { log_failure(&event) }));
+        let on_this_node =
+            watcher::Config::default().fields(&format!("spec.nodeName={}", agent.options.node));
+        let on_this_node = watcher(Api::<Pod>::all(client.clone()), on_this_node).default_backoff();
+        follow_pods(
+            &agent,
+            on_this_node.modify(keep_what_matters).reflect(local_pods_writer).touched_objects(),
+        );
         let claims: Api<PartialObjectMeta<PersistentVolumeClaim>> =
             Api::namespaced(client.clone(), namespace);
         follow(&agent, watcher(claims, hosting.clone()).default_backoff().touched_objects());
@@ -114,12 +126,15 @@ impl Agent {
         follow(&agent, watcher(snapshots, hosting).default_backoff().touched_objects());
         listen(&agent);
         reread(&agent, sources, announce);
-        // Slots and queues are counted over both kinds, so nothing is done before all lists are complete. Nobody else may wait
+        // Slots and queues are counted over all kinds, so nothing is done before all lists are complete. Nobody else may wait
         // for these: of several that do, a store wakes the last one only.
         pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agents.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
-        agent.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
-        agent.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        local_pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.stores.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.stores.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.stores.pod_backups.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        agent.stores.pod_restores.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         Ok(agent)
     }
 
@@ -140,9 +155,15 @@ impl Agent {
         self.pods.get(&ObjectRef::new(name).within(&self.options.namespace))
     }
 
+    /// A pod of this node, of any namespace.
+    pub(crate) fn local_pod(&self, reference: &ObjectReference) -> Option<Arc<Pod>> {
+        let name = ObjectRef::new(reference.name.as_deref()?);
+        self.local_pods.get(&name.within(reference.namespace.as_deref()?))
+    }
+
     /// Has another look at an operation as soon as possible.
     pub(crate) fn nudge(&self, kind: Kind, name: &str) {
-        if let Some(sender) = self.nudges.get(&kind) {
+        if let Some(sender) = self.stores.nudges.get(&kind) {
             // The receiver goes only when the agent ends.
             let _ = sender.unbounded_send(name.to_owned());
         }
@@ -219,21 +240,34 @@ impl Agent {
 
     /// Lets those have another look that wait for a slot of this node.
     pub(crate) fn slot_is_free(&self) {
-        let here = |node: &str| node == self.options.node;
-        for waiting in self.downloads.state_filter(|it| it.phase() == Phase::Prepared && here(it.node())) {
-            self.nudge(Kind::DataDownload, &waiting.name_any());
-        }
-        for waiting in self.uploads.state_filter(|it| it.phase() == Phase::Prepared && here(it.node())) {
-            self.nudge(Kind::DataUpload, &waiting.name_any());
+        self.nudge_prepared(&self.stores.downloads);
+        self.nudge_prepared(&self.stores.pod_restores);
+        self.nudge_prepared(&self.stores.uploads);
+        self.nudge_prepared(&self.stores.pod_backups);
+    }
+
+    fn nudge_prepared<K: VolumeOperation>(&self, operations: &Store<K>) {
+        let waits = |it: &K| it.phase() == Phase::Prepared && it.node() == self.options.node;
+        for waiting in operations.state_filter(waits) {
+            self.nudge(K::KIND, &waiting.name_any());
         }
     }
 
     fn count(&self, counts: impl Fn(&Standing<'_>) -> bool) -> usize {
         let pledged = self.pledged.lock();
-        let (uploads, downloads) = (self.uploads.state(), self.downloads.state());
-        let uploads = uploads.iter().filter(|it| counts(&self.standing(it.as_ref(), &pledged)));
-        let downloads = downloads.iter().filter(|it| counts(&self.standing(it.as_ref(), &pledged)));
-        uploads.count() + downloads.count()
+        self.count_of(&self.stores.uploads, &pledged, &counts)
+            + self.count_of(&self.stores.downloads, &pledged, &counts)
+            + self.count_of(&self.stores.pod_backups, &pledged, &counts)
+            + self.count_of(&self.stores.pod_restores, &pledged, &counts)
+    }
+
+    fn count_of<K: VolumeOperation>(
+        &self,
+        operations: &Store<K>,
+        pledged: &HashSet<(Pledge, String)>,
+        counts: &impl Fn(&Standing<'_>) -> bool,
+    ) -> usize {
+        operations.state_filter(|it| counts(&self.standing(it, pledged))).len()
     }
 
     fn standing<'a, K: VolumeOperation>(
@@ -316,6 +350,44 @@ where
     });
 }
 
+/// Has another look at what is to be restored into a pod of this node whenever that pod changes.
+fn follow_pods(
+    agent: &Arc<Agent>,
+    changes: impl Stream<Item = Result<Pod, watcher::Error>> + Send + 'static,
+) {
+    let agent = Arc::clone(agent);
+    tokio::spawn(changes.for_each(move |change| {
+        match &change {
+            Ok(pod) => {
+                let waits =
+                    |it: &PodVolumeRestore| it.phase() == Phase::New && it.spec.pod.uid == pod.metadata.uid;
+                for restore in agent.stores.pod_restores.state_filter(waits) {
+                    agent.nudge(Kind::PodVolumeRestore, &restore.name_any());
+                }
+            }
+            Err(_) => log_failure(&change),
+        }
+        std::future::ready(())
+    }));
+}
+
+/// Most of a pod is of no interest here, and there are many.
+fn keep_what_matters(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    pod.metadata.annotations = None;
+    pod.metadata.labels = None;
+    if let Some(spec) = &mut pod.spec {
+        *spec = PodSpec { node_name: spec.node_name.take(), ..PodSpec::default() };
+    }
+    if let Some(status) = &mut pod.status {
+        *status = PodStatus {
+            phase: status.phase.take(),
+            init_container_statuses: status.init_container_statuses.take(),
+            ..PodStatus::default()
+        };
+    }
+}
+
 fn nudge_owner(agent: &Agent, metadata: &ObjectMeta) {
     if let Some(entry) = ledger::entry(metadata) {
         agent.nudge(entry.kind, &entry.name);
@@ -341,7 +413,7 @@ fn listen(agent: &Arc<Agent>) {
             }) else {
                 continue;
             };
-            for kind in [Kind::DataUpload, Kind::DataDownload] {
+            for kind in Kind::ALL {
                 if let Some((operation, Said::Progress(said))) = read_event(kind, event) {
                     let progress = Progress { total_bytes: said.total_bytes, bytes_done: said.done_bytes };
                     agent.progress.lock().insert(operation.uid, progress);

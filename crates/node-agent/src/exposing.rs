@@ -27,9 +27,20 @@ const LATE: &str = "WaitForFirstConsumer";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// With this annotation the copy must not be on a node that has the original.
 const FAST_CLONE: &str = "csi.vsphere.volume/fast-provisioning";
-const OS_LABEL: &str = "kubernetes.io/os";
+pub(crate) const OS_LABEL: &str = "kubernetes.io/os";
 /// The program in the image, if the DaemonSet does not say.
 const PROGRAM: &str = "/velero";
+
+/// What has to be so before an operation can be taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Gate {
+    /// The node whose agent has to act, if there is no choice.
+    pub(crate) home: Option<String>,
+    /// What has to come about first.
+    pub(crate) waiting: Option<Waiting>,
+    /// Why it never will.
+    pub(crate) hopeless: Option<String>,
+}
 
 /// An operation with its exposer.
 pub(crate) trait Exposed: VolumeOperation {
@@ -38,6 +49,10 @@ pub(crate) trait Exposed: VolumeOperation {
     /// What hosting objects are made from.
     type Details: Send + Sync;
 
+    /// What has to be so before it can be taken.
+    fn gate(&self, _: &Agent) -> impl Future<Output = Result<Gate, kube::Error>> + Send {
+        std::future::ready(Ok(Gate::default()))
+    }
     /// Looks at the cluster; `all` also at what is needed only for cleaning up.
     fn look(&self, agent: &Agent, all: bool) -> impl Future<Output = Result<Self::Seen, kube::Error>> + Send;
     /// What hosting objects are made from, or what is to be said instead.
@@ -50,12 +65,18 @@ pub(crate) trait Exposed: VolumeOperation {
     fn next(&self, details: &Self::Details, seen: &Self::Seen) -> Next;
     /// The next step towards nothing being left.
     fn clean(&self, seen: &Self::Seen) -> Next;
-    /// The next step towards a volume with its claim.
-    fn hand_over(&self, seen: &Self::Seen) -> Next;
+    /// The next step towards a volume with its claim, if it is to be handed over.
+    fn hand_over(&self, _: &Self::Seen) -> Next {
+        Next::Done
+    }
     /// Why there is nobody to hand the volume to, if so.
-    fn unclaimable(&self, seen: &Self::Seen) -> Option<String>;
+    fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
+        None
+    }
     /// What has to be known of the hosting when the data was moved.
-    fn moved(&self, seen: &Self::Seen) -> String;
+    fn moved(&self, _: &Self::Seen) -> String {
+        "true".to_owned()
+    }
     /// What may know why it does not come up.
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>>;
 }
@@ -82,18 +103,6 @@ impl Exposed for DataUpload {
 
     fn clean(&self, seen: &Self::Seen) -> Next {
         upload::clean(&self.operation(), seen)
-    }
-
-    fn hand_over(&self, _: &Self::Seen) -> Next {
-        Next::Done
-    }
-
-    fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
-        None
-    }
-
-    fn moved(&self, _: &Self::Seen) -> String {
-        "true".to_owned()
     }
 
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>> {
@@ -255,7 +264,7 @@ async fn download_details(
     })
 }
 
-async fn hosted_volume(
+pub(crate) async fn hosted_volume(
     agent: &Agent,
     source: VolumeSource,
     timeout: Duration,
@@ -300,7 +309,7 @@ async fn priority_class(agent: &Agent, name: &str) -> Result<Option<String>, Err
 }
 
 /// The DaemonSet that hosting pods are made after, and the program in its image.
-async fn surroundings(agent: &Agent, os: Option<NodeOs>) -> Result<(Surroundings, String), Error> {
+pub(crate) async fn surroundings(agent: &Agent, os: Option<NodeOs>) -> Result<(Surroundings, String), Error> {
     let suffix = if os == Some(NodeOs::Windows) { "-windows" } else { "" };
     let name = format!("{}{suffix}", agent.options.daemon_set);
     let sets: Api<DaemonSet> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
@@ -381,7 +390,7 @@ fn excluded_nodes(attached: Option<&Vec<String>>, configured: &mut BackupPvc) ->
 }
 
 /// The class and size of the cache volume, if there is to be one.
-async fn cache(agent: &Agent, snapshot_size: i64) -> Result<Option<(String, u64)>, Error> {
+pub(crate) async fn cache(agent: &Agent, snapshot_size: i64) -> Result<Option<(String, u64)>, Error> {
     let settings = agent.settings();
     let Some(configured) = &settings.config.cache_pvc else { return Ok(None) };
     let size = cache_size(

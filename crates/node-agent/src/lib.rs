@@ -15,6 +15,7 @@ mod look;
 pub mod machine;
 mod metrics;
 mod operation;
+mod pod_volumes;
 mod settings;
 mod sweep;
 
@@ -27,6 +28,7 @@ use futures::{FutureExt, StreamExt};
 use kube::Client;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::Kind;
 use std::collections::HashMap;
@@ -110,20 +112,34 @@ pub async fn run(
     let listener = listen(address).await.map_err(|source| Error::Address { address, source })?;
     tokio::spawn(http::serve(listener, metrics.clone(), Arc::clone(&ready)));
 
-    let (to_uploads, upload_nudges) = unbounded();
-    let (to_downloads, download_nudges) = unbounded();
+    let mut nudges = HashMap::new();
+    let mut channel = |kind| {
+        let (sender, receiver) = unbounded();
+        nudges.insert(kind, sender.clone());
+        (sender, receiver)
+    };
+    let (to_uploads, uploads) = channel(Kind::DataUpload);
+    let (to_downloads, downloads) = channel(Kind::DataDownload);
+    let (to_pod_backups, pod_backups) = channel(Kind::PodVolumeBackup);
+    let (to_pod_restores, pod_restores) = channel(Kind::PodVolumeRestore);
+    let namespace = &options.namespace;
     let stores = Stores {
-        uploads: agent::operations::<DataUpload>(&client, &options.namespace, to_uploads.clone()),
-        downloads: agent::operations::<DataDownload>(&client, &options.namespace, to_downloads.clone()),
-        nudges: HashMap::from([(Kind::DataUpload, to_uploads), (Kind::DataDownload, to_downloads)]),
+        uploads: agent::operations::<DataUpload>(&client, namespace, to_uploads),
+        downloads: agent::operations::<DataDownload>(&client, namespace, to_downloads),
+        pod_backups: agent::operations::<PodVolumeBackup>(&client, namespace, to_pod_backups),
+        pod_restores: agent::operations::<PodVolumeRestore>(&client, namespace, to_pod_restores),
+        nudges,
     };
     let agent = Agent::start(client, options, metrics, stores).await?;
     tracing::info!(node = agent.options.node, slots = agent.settings().slots, "the node-agent is at work");
     tokio::spawn(sweep::sweep(Arc::clone(&agent)));
     ready.store(true, Ordering::Relaxed);
-    futures::future::join(
-        drive(agent.uploads.clone(), upload_nudges, Arc::clone(&agent), stop.clone()),
-        drive(agent.downloads.clone(), download_nudges, Arc::clone(&agent), stop),
+    let stores = &agent.stores;
+    futures::future::join4(
+        drive(stores.uploads.clone(), uploads, Arc::clone(&agent), stop.clone()),
+        drive(stores.downloads.clone(), downloads, Arc::clone(&agent), stop.clone()),
+        drive(stores.pod_backups.clone(), pod_backups, Arc::clone(&agent), stop.clone()),
+        drive(stores.pod_restores.clone(), pod_restores, Arc::clone(&agent), stop),
     )
     .await;
     Ok(())

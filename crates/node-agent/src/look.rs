@@ -1,7 +1,7 @@
 //! A look at an operation: everything that the machine decides by.
 
 use crate::agent::Agent;
-use crate::exposing::Exposed;
+use crate::exposing::{Exposed, Gate};
 use crate::hosting::{Hosted, hosted};
 use crate::machine::{Hosting, Observation, Responsible, Suitable};
 use crate::operation::notes;
@@ -27,6 +27,8 @@ pub(crate) struct Look<K: Exposed> {
     pub(crate) hosted: Hosted,
     /// Its hosting, if that had to be looked at.
     pub(crate) seen: Option<K::Seen>,
+    /// What has to be so before it can be taken.
+    pub(crate) gate: Gate,
     /// Why it cannot be done, if that is so.
     pub(crate) hopeless: Option<String>,
 }
@@ -39,8 +41,9 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let replacing = time(object.note(notes::REPLACING_SINCE));
     let hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
     let finalizer = object.finalizers().iter().any(|one| one == K::FINALIZER);
-    let responsible = responsible(agent, object, pod.as_deref());
-    let suitable = suitable(agent, object);
+    let gate = if phase.is_final() { Gate::default() } else { object.gate(agent).await? };
+    let responsible = responsible(agent, object, pod.as_deref(), gate.home.as_deref());
+    let suitable = suitable(agent, object, &gate);
     let ours = suitable != Suitable::Foreign && responsible != Responsible::Other;
     let moved = object.note(notes::MOVED).is_some();
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
@@ -74,6 +77,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
             .filter(|_| moving)
             .is_some_and(|seen| object.hand_over(seen) == Next::Done),
         unclaimable: unclaimable.is_some(),
+        not_yet: gate.waiting.is_some(),
         queue_full: phase == Phase::New && agent.queue_full(),
         // Slots are a node's own: nobody else gives them away.
         slots_full: phase == Phase::Prepared
@@ -82,8 +86,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
         attempts_exhausted: movers_lost(object) + 1 >= MOVERS,
     };
-    let hopeless = unclaimable.or_else(|| object.impossible());
-    Ok(Look { observation, pod, hosted, seen, hopeless })
+    let hopeless = unclaimable.or_else(|| gate.hopeless.clone()).or_else(|| object.impossible());
+    Ok(Look { observation, pod, hosted, seen, gate, hopeless })
 }
 
 /// How many movers of an operation were lost.
@@ -111,28 +115,28 @@ async fn pod<K: Exposed>(agent: &Agent, object: &K) -> Result<Option<Arc<Pod>>, 
     Ok(pods.get_opt(&name).await?.filter(ours).map(Arc::new))
 }
 
-fn suitable<K: Exposed>(agent: &Agent, object: &K) -> Suitable {
+fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
     let mover = object.data_mover();
     let built_in = agent.options.data_mover.is_empty() && matches!(mover, "" | "velero");
     if !built_in && (mover.is_empty() || mover != agent.options.data_mover) {
         Suitable::Foreign
-    } else if object.impossible().is_some() {
+    } else if gate.hopeless.is_some() || object.impossible().is_some() {
         Suitable::Impossible
     } else {
         Suitable::Yes
     }
 }
 
-/// Who has to act: the agent of the node that has the pod, before that the one that took the operation, and if there is none
-/// or it is not at work, whomever it falls to.
-fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>) -> Responsible {
+/// Who has to act: the agent of the node that has the pod, before that the one that took the operation or has to, and if there
+/// is none or it is not at work, whomever it falls to.
+fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>, home: Option<&str>) -> Responsible {
     let alive = agent.alive();
     let own = agent.options.node.as_str();
     let host = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
     let accepted = Some(object.accepted_by());
     let node = Some(object.node());
     let candidates = match object.phase() {
-        Phase::New => [None, None],
+        Phase::New => [home, None],
         Phase::Accepted => [host, accepted],
         _ => [node, accepted],
     };
@@ -143,15 +147,14 @@ fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>) -> Resp
         None => {
             // A queue is kept by one, or it would overflow by as many as look at the same time.
             let queued = object.phase() == Phase::New
+                && !K::KIND.is_pod_volume()
                 && agent.settings().config.load_concurrency.prepare_queue_length > 0;
             let matter = if queued { "prepare queue".to_owned() } else { object.uid().unwrap_or_default() };
             let created = object.creation_timestamp().map(|time| time.0);
             let old = created.is_some_and(|then| agent.now().duration_since(then) > ORPHANED_AFTER);
-            if agent.is_appointed(&matter) || old && !queued {
-                Responsible::Nobody
-            } else {
-                Responsible::Other
-            }
+            // What is tied to a node is not everybody's: the others could do no more than one of them.
+            let anybodys = old && !queued && !K::KIND.is_pod_volume();
+            if agent.is_appointed(&matter) || anybodys { Responsible::Nobody } else { Responsible::Other }
         }
     }
 }

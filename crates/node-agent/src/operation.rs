@@ -3,9 +3,10 @@
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Resource, ResourceExt};
-use lifeboat_api::v2alpha1::{DataDownload, DataUpload, MovementStatus, SNAPSHOT_TYPE_CSI};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore, UploaderType};
+use lifeboat_api::v2alpha1::{DataDownload, DataUpload, SNAPSHOT_TYPE_CSI};
 use lifeboat_api::{NodeOs, OperationStatus, Phase, Progress, finalizers};
-use lifeboat_datapath::wire::Ending;
+use lifeboat_datapath::wire::{BackupResult, Ending};
 use lifeboat_exposer::{Kind, Operation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,34 +40,32 @@ pub(crate) trait VolumeOperation:
     const KIND: Kind;
     const FINALIZER: &'static str;
 
-    fn data_mover(&self) -> &str;
+    /// The mover that it names; empty for the built-in one.
+    fn data_mover(&self) -> &str {
+        ""
+    }
     fn cancel(&self) -> bool;
     fn request_cancel(&mut self);
-    /// What is said of it, and where.
-    fn movement(&self) -> Option<&MovementStatus>;
-    fn movement_mut(&mut self) -> &mut MovementStatus;
-    fn set_started(&mut self, os: NodeOs);
+    fn status(&self) -> Option<&OperationStatus>;
+    fn status_mut(&mut self) -> &mut OperationStatus;
+    /// The node whose agent took it.
+    fn accepted_by(&self) -> &str;
+    /// The node that moves the data.
+    fn node(&self) -> &str;
+    /// Notes whose agent took it, if there is a place for that.
+    fn set_accepted_by(&mut self, node: String);
+    /// Notes the node that moves the data, if there is a place for that.
+    fn set_node(&mut self, _: String) {}
+    /// Notes the system of that node, if there is a place for that.
+    fn set_started(&mut self, _: NodeOs) {}
     /// Puts what a mover came to where Velero looks for it.
     fn set_result(&mut self, ending: &Ending);
     /// Why it asks for what cannot be done, if it does.
     fn impossible(&self) -> Option<String>;
 
-    fn status(&self) -> Option<&OperationStatus> {
-        self.movement().map(|movement| &movement.operation)
-    }
-
-    fn status_mut(&mut self) -> &mut OperationStatus {
-        &mut self.movement_mut().operation
-    }
-
-    /// The node whose agent took it.
-    fn accepted_by(&self) -> &str {
-        self.movement().map_or("", |movement| &movement.accepted_by_node)
-    }
-
-    /// The node that moves the data.
-    fn node(&self) -> &str {
-        self.movement().map_or("", |movement| &movement.node)
+    /// Under which names Velero tells how long it took, if it does: operation, backup, and name.
+    fn timed_as(&self) -> Option<[String; 3]> {
+        None
     }
 
     fn phase(&self) -> Phase {
@@ -91,29 +90,77 @@ pub(crate) trait VolumeOperation:
     }
 }
 
+/// What all kinds have at the same place.
+macro_rules! stopped_by_spec {
+    () => {
+        fn cancel(&self) -> bool {
+            self.spec.cancel
+        }
+
+        fn request_cancel(&mut self) {
+            self.spec.cancel = true;
+        }
+    };
+}
+
+/// What DataUpload and DataDownload have at the same place.
+macro_rules! with_movement {
+    () => {
+        const FINALIZER: &'static str = finalizers::DATA_UPLOAD_DOWNLOAD;
+
+        fn data_mover(&self) -> &str {
+            &self.spec.data_mover
+        }
+
+        fn status(&self) -> Option<&OperationStatus> {
+            self.status.as_ref().map(|status| &status.movement.operation)
+        }
+
+        fn status_mut(&mut self) -> &mut OperationStatus {
+            &mut self.status.get_or_insert_default().movement.operation
+        }
+
+        fn accepted_by(&self) -> &str {
+            self.status.as_ref().map_or("", |status| &status.movement.accepted_by_node)
+        }
+
+        fn node(&self) -> &str {
+            self.status.as_ref().map_or("", |status| &status.movement.node)
+        }
+
+        fn set_accepted_by(&mut self, node: String) {
+            self.status.get_or_insert_default().movement.accepted_by_node = node;
+        }
+
+        fn set_node(&mut self, node: String) {
+            self.status.get_or_insert_default().movement.node = node;
+        }
+    };
+}
+
+/// What PodVolumeBackup and PodVolumeRestore have at the same place.
+macro_rules! of_pod {
+    () => {
+        const FINALIZER: &'static str = finalizers::POD_VOLUME;
+
+        fn status(&self) -> Option<&OperationStatus> {
+            self.status.as_ref().map(|status| &status.operation)
+        }
+
+        fn status_mut(&mut self) -> &mut OperationStatus {
+            &mut self.status.get_or_insert_default().operation
+        }
+
+        fn accepted_by(&self) -> &str {
+            self.node()
+        }
+    };
+}
+
 impl VolumeOperation for DataUpload {
     const KIND: Kind = Kind::DataUpload;
-    const FINALIZER: &'static str = finalizers::DATA_UPLOAD_DOWNLOAD;
-
-    fn data_mover(&self) -> &str {
-        &self.spec.data_mover
-    }
-
-    fn cancel(&self) -> bool {
-        self.spec.cancel
-    }
-
-    fn request_cancel(&mut self) {
-        self.spec.cancel = true;
-    }
-
-    fn movement(&self) -> Option<&MovementStatus> {
-        self.status.as_ref().map(|status| &status.movement)
-    }
-
-    fn movement_mut(&mut self) -> &mut MovementStatus {
-        &mut self.status.get_or_insert_default().movement
-    }
+    stopped_by_spec!();
+    with_movement!();
 
     fn set_started(&mut self, os: NodeOs) {
         self.status.get_or_insert_default().node_os = Some(os);
@@ -125,11 +172,7 @@ impl VolumeOperation for DataUpload {
         status.path = result.source.by_path.clone();
         status.snapshot_id = result.snapshot_id.clone();
         status.incremental_bytes = result.incremental_bytes;
-        let operation = &mut status.movement.operation;
-        operation.progress = moved(result.total_bytes);
-        if result.empty_snapshot {
-            operation.message = "volume was empty so no data was upload".to_owned();
-        }
+        set_backed_up(&mut status.movement.operation, result);
     }
 
     fn impossible(&self) -> Option<String> {
@@ -152,39 +195,107 @@ impl VolumeOperation for DataUpload {
 
 impl VolumeOperation for DataDownload {
     const KIND: Kind = Kind::DataDownload;
-    const FINALIZER: &'static str = finalizers::DATA_UPLOAD_DOWNLOAD;
-
-    fn data_mover(&self) -> &str {
-        &self.spec.data_mover
-    }
-
-    fn cancel(&self) -> bool {
-        self.spec.cancel
-    }
-
-    fn request_cancel(&mut self) {
-        self.spec.cancel = true;
-    }
-
-    fn movement(&self) -> Option<&MovementStatus> {
-        self.status.as_ref().map(|status| &status.movement)
-    }
-
-    fn movement_mut(&mut self) -> &mut MovementStatus {
-        &mut self.status.get_or_insert_default().movement
-    }
-
-    fn set_started(&mut self, _: NodeOs) {}
+    stopped_by_spec!();
+    with_movement!();
 
     fn set_result(&mut self, ending: &Ending) {
-        let Ending::Restored(result) = ending else { return };
-        self.status_mut().progress = moved(result.total_bytes);
+        set_restored(self.status_mut(), ending);
     }
 
     fn impossible(&self) -> Option<String> {
-        self.spec.snapshot_id.is_empty().then(|| {
-            "spec.snapshotID is empty: nothing says what to restore; its backup had failed".to_owned()
+        nothing_to_restore(&self.spec.snapshot_id)
+    }
+}
+
+impl VolumeOperation for PodVolumeBackup {
+    const KIND: Kind = Kind::PodVolumeBackup;
+    stopped_by_spec!();
+    of_pod!();
+
+    fn node(&self) -> &str {
+        &self.spec.node
+    }
+
+    fn set_accepted_by(&mut self, _: String) {}
+
+    fn set_result(&mut self, ending: &Ending) {
+        let Ending::BackedUp(result) = ending else { return };
+        let status = self.status.get_or_insert_default();
+        status.path = result.source.by_path.clone();
+        status.snapshot_id = result.snapshot_id.clone();
+        status.incremental_bytes = result.incremental_bytes;
+        set_backed_up(&mut status.operation, result);
+    }
+
+    fn impossible(&self) -> Option<String> {
+        is_restic(self.spec.uploader_type, &self.spec.repo_identifier).then(|| {
+            "restic repositories are not written any more: let the server use kopia (--uploader-type=kopia, which is \
+             its default) and back up again"
+                .to_owned()
         })
+    }
+
+    fn timed_as(&self) -> Option<[String; 3]> {
+        let (name, location) = (self.name_any(), &self.spec.backup_storage_location);
+        let namespace = self.spec.pod.namespace.as_deref().unwrap_or_default();
+        let backup = self.owner_references().first().map(|owner| owner.name.as_str()).unwrap_or_default();
+        Some([
+            format!("{name}-{location}-{namespace}-{}-backup", self.spec.uploader_type),
+            format!("{}/{backup}", self.namespace().unwrap_or_default()),
+            name,
+        ])
+    }
+}
+
+impl VolumeOperation for PodVolumeRestore {
+    const KIND: Kind = Kind::PodVolumeRestore;
+    stopped_by_spec!();
+    of_pod!();
+
+    fn node(&self) -> &str {
+        self.status.as_ref().map_or("", |status| &status.node)
+    }
+
+    fn set_accepted_by(&mut self, node: String) {
+        self.status.get_or_insert_default().node = node;
+    }
+
+    fn set_result(&mut self, ending: &Ending) {
+        set_restored(self.status_mut(), ending);
+    }
+
+    fn impossible(&self) -> Option<String> {
+        if is_restic(self.spec.uploader_type, &self.spec.repo_identifier) {
+            return Some(format!(
+                "the data was backed up by restic, which this node-agent does not restore: restore it with the \
+                 node-agent of Velero 1.18 or older, or with restic from {:?}",
+                self.spec.repo_identifier
+            ));
+        }
+        nothing_to_restore(&self.spec.snapshot_id)
+    }
+}
+
+/// Old operations do not say who moves the data, but where restic keeps it; those of kopia never say that.
+fn is_restic(uploader: UploaderType, repository: &str) -> bool {
+    uploader == UploaderType::Restic || uploader == UploaderType::Unset && !repository.is_empty()
+}
+
+fn nothing_to_restore(snapshot: &str) -> Option<String> {
+    let missing = "spec.snapshotID is empty: nothing says what to restore; its backup had failed";
+    snapshot.is_empty().then(|| missing.to_owned())
+}
+
+fn set_backed_up(status: &mut OperationStatus, result: &BackupResult) {
+    status.progress = moved(result.total_bytes);
+    if result.empty_snapshot {
+        status.message = "volume was empty so no data was upload".to_owned();
+    }
+}
+
+fn set_restored(status: &mut OperationStatus, ending: &Ending) {
+    if let Ending::Restored(result) = ending {
+        status.progress = moved(result.total_bytes);
     }
 }
 
@@ -200,6 +311,7 @@ pub(crate) fn appointed<'a>(matter: &str, candidates: impl IntoIterator<Item = &
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -213,6 +325,41 @@ mod tests {
         let snapshot = upload.spec.csi_snapshot.insert(Default::default());
         snapshot.storage_class = "fast".to_owned();
         assert_eq!(upload.impossible(), None);
+    }
+
+    #[test]
+    fn what_restic_wrote_is_told_from_what_kopia_wrote_and_refused_with_a_way_out() {
+        let mut restore = PodVolumeRestore::default();
+        restore.spec.snapshot_id = "s".to_owned();
+        assert_eq!(restore.impossible(), None);
+        restore.spec.repo_identifier = "s3:bucket/restic/shop".to_owned();
+        assert!(
+            restore.impossible().is_some_and(|why| why.contains("restic from \"s3:bucket/restic/shop\""))
+        );
+        restore.spec.uploader_type = UploaderType::Kopia;
+        assert_eq!(restore.impossible(), None);
+        let mut backup = PodVolumeBackup::default();
+        backup.spec.uploader_type = UploaderType::Restic;
+        assert!(backup.impossible().is_some_and(|why| why.contains("--uploader-type=kopia")));
+    }
+
+    #[test]
+    fn the_time_of_a_backup_is_told_under_veleros_names() {
+        let backup: PodVolumeBackup = serde_json::from_value(serde_json::json!({
+            "apiVersion": "velero.io/v1", "kind": "PodVolumeBackup",
+            "metadata": {
+                "name": "daily-x", "namespace": "velero",
+                "ownerReferences": [{ "apiVersion": "velero.io/v1", "kind": "Backup", "name": "daily", "uid": "u" }],
+            },
+            "spec": {
+                "node": "n1", "pod": { "namespace": "shop" }, "volume": "v", "backupStorageLocation": "default",
+                "repoIdentifier": "", "uploaderType": "kopia",
+            },
+        }))
+        .unwrap();
+        let names = ["daily-x-default-shop-kopia-backup", "velero/daily", "daily-x"];
+        assert_eq!(backup.timed_as(), Some(names.map(str::to_owned)));
+        assert_eq!((backup.node(), backup.accepted_by()), ("n1", "n1"));
     }
 
     /// Agents of different builds work side by side while a DaemonSet is rolled out: they must agree.

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams};
 use kube::{Resource, ResourceExt};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::ledger::{Entry, HOSTS, entry};
 use lifeboat_exposer::snapshot::{VolumeSnapshot, VolumeSnapshotContent};
-use lifeboat_exposer::{Kind, Next, Operation, download, perform, upload};
+use lifeboat_exposer::{Kind, Next, Operation, download, perform, pod_volume, upload};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -105,8 +106,8 @@ async fn lives(agent: &Agent, entry: &Entry) -> Result<bool, kube::Error> {
     match entry.kind {
         Kind::DataUpload => holds::<DataUpload>(agent, entry).await,
         Kind::DataDownload => holds::<DataDownload>(agent, entry).await,
-        // Nothing of these is made yet.
-        Kind::PodVolumeBackup | Kind::PodVolumeRestore => Ok(true),
+        Kind::PodVolumeBackup => holds::<PodVolumeBackup>(agent, entry).await,
+        Kind::PodVolumeRestore => holds::<PodVolumeRestore>(agent, entry).await,
     }
 }
 
@@ -133,7 +134,10 @@ async fn remove(agent: &Agent, item: Item) -> Result<(), Error> {
                 let seen = download::Seen::look(&agent.client, &operation, None, volume).await?;
                 download::clean(&operation, &seen)
             }
-            Kind::PodVolumeBackup | Kind::PodVolumeRestore => return Ok(()),
+            Kind::PodVolumeBackup | Kind::PodVolumeRestore => {
+                let seen = pod_volume::Seen::look(&agent.client, &operation).await?;
+                pod_volume::clean(&operation, &seen)
+            }
         };
         match next {
             Next::Do(step) => drop(perform(&agent.client, &step).await?),

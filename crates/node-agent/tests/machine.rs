@@ -24,6 +24,7 @@ fn new(kind: Kind, suitable: Suitable) -> Observation {
         moved: false,
         handed_over: false,
         unclaimable: false,
+        not_yet: false,
         queue_full: false,
         slots_full: false,
         prepare_overdue: false,
@@ -70,6 +71,7 @@ fn happenings(seen: Observation) -> Vec<Observation> {
         Observation { cancel: true, ..seen },
         Observation { deleting: true, ..seen },
         Observation { unclaimable: true, ..seen },
+        Observation { not_yet: !seen.not_yet, ..seen },
         Observation { queue_full: !seen.queue_full, ..seen },
         Observation { slots_full: !seen.slots_full, ..seen },
         Observation { prepare_overdue: true, ..seen },
@@ -125,6 +127,7 @@ fn calm(seen: Observation) -> Observation {
         (Phase::Canceling, Hosting::Running) => after.cancel_overdue = true,
         _ => {}
     }
+    after.not_yet = false;
     after.queue_full = false;
     after.slots_full = false;
     after

@@ -84,7 +84,7 @@ impl Image {
         Ok(Self::new(reference).program(&place, program).entrypoint(&[&place]).env("PATH=/usr/bin"))
     }
 
-    /// An image of `lifeboat`, which it also has as `/lifeboat` and under the name by which Velero's objects start their
+    /// An image of `lifeboat`, which it also has as `/lifeboat` and under the names by which Velero's objects start their
     /// programs. Unlike other images of programs it has what a program needs that talks to clouds; a program that was
     /// not linked statically, as tests build it, brings the libraries of this machine along.
     pub fn of_lifeboat(reference: &str, program: &Path) -> Result<Self> {
@@ -93,6 +93,7 @@ impl Image {
             .program(place, program)
             .link("/lifeboat", place)
             .link("/velero", place)
+            .link("/velero-restore-helper", place)
             .entrypoint(&["/lifeboat"])
             .env("PATH=/usr/bin")
             .folder("/tmp", 0o1777, (0, 0))

@@ -8,6 +8,7 @@ mod common;
 
 mod by_hand;
 mod faults;
+mod pod_volumes;
 mod round_trips;
 mod settings;
 mod stage;

@@ -10,6 +10,7 @@ mod events;
 pub use assignment::AssignmentError;
 pub use cluster::PrepareError;
 
+use crate::marks;
 use crate::transfer::{Meter, Transfer, TransferError};
 use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
 use assignment::{Assignment, Assigns, CompletionMark, Work};
@@ -26,7 +27,7 @@ use lifeboat_budget::Budget;
 use lifeboat_exposer::{Direction, Kind};
 use lifeboat_kopia::repo::Access;
 use lifeboat_uploader::Cancel;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -328,12 +329,26 @@ impl Run<'_> {
                 }
             }
         };
-        match (outcome, stop) {
+        let (ending, for_good) = match (outcome, stop) {
             // What was complete before the stop took effect counts.
-            (Some(Ok(ending)), _) => ending,
-            (_, Some((why, _))) => stopped(self.options, &why),
-            (Some(Err(problem)), None) => self.failed(&problem),
-            (None, None) => self.failed(&RunError::Lost),
+            (Some(Ok(ending)), _) => (ending, false),
+            // Whoever ends the container may start another mover.
+            (_, Some((why, _))) => (stopped(self.options, &why), why == Stop::Canceled),
+            (Some(Err(problem)), None) => (self.failed(&problem), true),
+            (None, None) => (self.failed(&RunError::Lost), true),
+        };
+        if for_good {
+            self.let_the_pod_know(&ending);
+        }
+        ending
+    }
+
+    /// A restored pod that waits for its volume must not wait for ever.
+    fn let_the_pod_know(&self, ending: &Ending) {
+        let Ok(Work::Restore { restore, mark: Some(mark) }) = &self.assignment.work else { return };
+        let reason = ending.termination_message();
+        if let Err(problem) = marks::mark_failed(&restore.path, &mark.restore_uid, &reason) {
+            warn!(%problem, "the restored pod cannot be told that its volume does not come");
         }
     }
 
@@ -382,28 +397,14 @@ fn transferred(transfer: &Transfer, work: &Work) -> Result<Ending, RunError> {
         Work::Backup(backup) => Ok(Ending::BackedUp(transfer.back_up(backup)?)),
         Work::Restore { restore, mark } => {
             let result = transfer.restore(restore)?;
-            if let Some(mark) = mark {
-                leave_mark(&restore.path, mark)?;
+            if let Some(CompletionMark { restore_uid }) = mark {
+                let path = || marks::complete_path(&restore.path, restore_uid);
+                marks::mark_complete(&restore.path, restore_uid)
+                    .map_err(|source| RunError::Mark { path: path(), source })?;
             }
             Ok(Ending::Restored(result))
         }
     }
-}
-
-/// Leaves the mark in the volume that the restored pod's init container waits for.
-fn leave_mark(volume: &Path, mark: &CompletionMark) -> Result<(), RunError> {
-    let folder = volume.join(".velero");
-    let path = folder.join(&mark.restore_uid);
-    let write = || {
-        // What an earlier restore left, or the snapshot brought along, is not this restore's.
-        match std::fs::remove_dir_all(&folder) {
-            Err(problem) if problem.kind() != std::io::ErrorKind::NotFound => return Err(problem),
-            _ => {}
-        }
-        std::fs::create_dir(&folder)?;
-        std::fs::File::create_new(&path).map(drop)
-    };
-    write().map_err(|source| RunError::Mark { path: path.clone(), source })
 }
 
 async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> Stop {

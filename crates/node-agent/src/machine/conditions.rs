@@ -28,6 +28,8 @@ pub enum Condition {
     NotHandedOver,
     /// The claim of a restored volume is gone, or has another volume.
     Unclaimable,
+    /// What it works on is not there yet.
+    NotYet,
     /// Enough operations are being prepared.
     QueueFull,
     /// The node moves as many volumes as it may.
@@ -73,6 +75,7 @@ impl Condition {
             Self::Moved => seen.moved,
             Self::NotHandedOver => seen.kind == Kind::DataDownload && !seen.handed_over,
             Self::Unclaimable => seen.unclaimable,
+            Self::NotYet => seen.not_yet,
             Self::QueueFull => seen.queue_full,
             Self::SlotsFull => seen.slots_full,
             Self::PrepareOverdue => seen.prepare_overdue,
@@ -106,6 +109,7 @@ impl Condition {
             Self::Moved => "all data recorded as moved",
             Self::NotHandedOver => "DataDownload, volume not with its claim",
             Self::Unclaimable => "its claim is gone or has another volume",
+            Self::NotYet => "what it works on is not there yet",
             Self::QueueFull => "prepare queue full",
             Self::SlotsFull => "no free slot",
             Self::PrepareOverdue => "prepare timeout passed",

@@ -41,6 +41,8 @@ pub struct Observation {
     pub handed_over: bool,
     /// Whether the claim that waited for a restored volume is gone or has another one.
     pub unclaimable: bool,
+    /// Whether what it works on is not there yet.
+    pub not_yet: bool,
     /// Whether so many operations are being prepared that this one has to wait.
     pub queue_full: bool,
     /// Whether the node moves as many volumes as it may.

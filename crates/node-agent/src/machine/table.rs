@@ -63,6 +63,7 @@ pub static TABLE: &[Row] = &[
     row(MOVING, &[PodSucceeded], Action::RecordResult, "the result must outlive the pod"),
     row(&[New], &[CancelRequested], Action::Finish(Canceled), "nothing has begun"),
     row(&[New], &[Impossible], Action::Finish(Failed), "waiting would not help"),
+    row(&[New], &[NotYet], Action::Wait, "a restore into a pod begins when that pod waits for it"),
     row(&[New], &[QueueFull], Action::Wait, "others are being prepared"),
     row(&[New], &[], Action::Accept, "the first agent to write this has it"),
     row(BEFORE_START, &[CancelRequested], Action::Finish(Canceled), "no data has moved"),

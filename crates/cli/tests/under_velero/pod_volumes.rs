@@ -1,0 +1,313 @@
+//! Volumes of live pods are backed up where they are mounted and restored into new pods (fs-backup), by our node-agent and
+//! across both. Their movers mount a folder of the node, which only the `privileged` standard admits.
+
+use crate::by_hand::{message, phase, run};
+use crate::common::{assert_same, claim, list};
+use crate::stage::{
+    Agent, Alone, IMAGE, PATIENCE, alone, assert_completed, assert_nothing_left, cancel, enforce, has_ended,
+    operations, together,
+};
+use crate::store::{Location, brings_data};
+use lifeboat_testbed::faults::Fault;
+use lifeboat_testbed::testing::{TestNamespace, wait_for_object};
+use lifeboat_testbed::{BUSYBOX, Cluster, HOSTPATH_CLASS, TEST_CLASS};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Velero's namespace admits pods with folders of their node as long as this lives.
+struct FoldersAllowed(&'static Cluster);
+
+impl FoldersAllowed {
+    fn new(stage: &Alone) -> Self {
+        enforce(stage.cluster, "privileged");
+        Self(stage.cluster)
+    }
+}
+
+impl Drop for FoldersAllowed {
+    fn drop(&mut self) {
+        enforce(self.0, "baseline");
+    }
+}
+
+/// Files of every kind in three volumes of two drivers and of the node itself; after that, one file grows without end.
+const FILL: &str = r#"
+if [ ! -f /data/.done ]; then
+  mkdir -p /data/small /data/empty
+  f=0; while [ $f -lt 60 ]; do echo "$f $RANDOM$RANDOM" > /data/small/$f; f=$((f+1)); done
+  head -c 3000000 /dev/urandom > /data/big
+  ln -s big /data/link; ln /data/big /data/hard; chmod 600 /data/small/1; chown 1234:4321 /data/small/1 /data/empty
+  head -c 200000 /dev/urandom > /more/file; chmod 751 /more/file
+  head -c 100000 /dev/urandom > /scratch/file; mkdir /scratch/folder; echo $RANDOM > /scratch/folder/file
+  sync; touch /data/.done
+fi
+while true; do date >> /data/live; sleep 0.1; done"#;
+
+/// A pod with three volumes to be kept, two that Velero does not back up, and an init container of its own.
+fn live_pod(annotations: &Value) -> String {
+    let mount = |name: &str| json!({ "name": name, "mountPath": format!("/{name}") });
+    let names = ["data", "more", "scratch", "token", "words"];
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "live", "labels": { "app": "live" }, "annotations": annotations },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [{
+                "name": "first", "image": BUSYBOX, "command": ["sh", "-c", "touch /scratch/from-init"],
+                "volumeMounts": [mount("scratch")],
+            }],
+            "containers": [{
+                "name": "c", "image": BUSYBOX, "command": ["sh", "-c", FILL], "volumeMounts": names.map(mount),
+                "readinessProbe": { "exec": { "command": ["test", "-f", "/data/.done"] }, "periodSeconds": 1 },
+            }],
+            "volumes": [
+                { "name": "data", "persistentVolumeClaim": { "claimName": "data" } },
+                { "name": "more", "persistentVolumeClaim": { "claimName": "more" } },
+                { "name": "scratch", "emptyDir": {} },
+                { "name": "token", "projected": { "sources": [{ "serviceAccountToken": { "path": "token" } }] } },
+                { "name": "words", "configMap": { "name": "words" } },
+            ],
+        },
+    });
+    let words = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "words" }, "data": { "a": "b" } });
+    list(&[
+        claim("data", HOSTPATH_CLASS, "Filesystem", "64Mi", None),
+        claim("more", TEST_CLASS, "Filesystem", "16Mi", None),
+        words,
+        pod,
+    ])
+}
+
+/// Everything in the three volumes that does not change: contents, and mode, owner, type and time of each entry. What only the
+/// init container writes is left out, and the marks that Velero's restore may leave.
+fn contents(space: &TestNamespace<'_>) -> String {
+    let line = r#"f() { find /data /more /scratch -name .velero -prune -o -name live -o -name from-init -o "$@" -print | sort; }
+f -type f | xargs sha256sum
+f -type f | xargs stat -c "%n %a %u %g %F %Y %s"
+f -type d | xargs stat -c "%n %a %u %g"
+f -type l | while read l; do echo "$l -> $(readlink $l)"; done"#;
+    let text = space.shell("live", "c", line).unwrap();
+    assert!(text.lines().count() > 120, "the volumes look empty:\n{text}");
+    text
+}
+
+fn filled<'a>(cluster: &'a Cluster, name: &str, annotations: &Value) -> (TestNamespace<'a>, String) {
+    let space = TestNamespace::new(cluster, name).unwrap();
+    space.apply(&live_pod(annotations)).unwrap();
+    space.wait_for_pod("live").unwrap();
+    let before = contents(&space);
+    (space, before)
+}
+
+/// Backs a namespace up, and checks that just these volumes were moved.
+fn back_up(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, words: &[&str], volumes: &[&str]) {
+    let all = [
+        "backup",
+        "create",
+        name,
+        "--include-namespaces",
+        space.name(),
+        "--snapshot-volumes=false",
+        "--wait",
+    ];
+    cluster.run_velero(PATIENCE, [&all, words].concat()).unwrap();
+    let backups = operations(cluster, "podvolumebackups", &format!("velero.io/backup-name={name}"));
+    let moved: BTreeSet<&str> = backups.iter().map(|one| one["spec"]["volume"].as_str().unwrap()).collect();
+    assert_eq!(moved, volumes.iter().copied().collect(), "{backups:#?}");
+    for backup in &backups {
+        let status = &backup["status"];
+        assert_eq!(status["phase"], "Completed", "{backup:#}");
+        assert_eq!(status["progress"]["totalBytes"], status["progress"]["bytesDone"], "{backup:#}");
+        assert!(status["snapshotID"].is_string() && status["path"].is_string(), "{backup:#}");
+    }
+    assert_completed(cluster, "backup.velero.io", name);
+}
+
+/// Brings a backup back in a new namespace, with all its data.
+fn assert_comes_back<'a>(
+    cluster: &'a Cluster,
+    space: &TestNamespace<'_>,
+    backup: &str,
+    before: &str,
+) -> TestNamespace<'a> {
+    let target = TestNamespace::new(cluster, &format!("{backup}-new")).unwrap();
+    let restore = format!("{backup}-r");
+    let mapping = format!("{}:{}", space.name(), target.name());
+    let words =
+        ["restore", "create", &restore, "--from-backup", backup, "--namespace-mappings", &mapping, "--wait"];
+    cluster.run_velero(PATIENCE, words).unwrap();
+    assert_completed(cluster, "restore.velero.io", &restore);
+    for one in operations(cluster, "podvolumerestores", &format!("velero.io/restore-name={restore}")) {
+        assert_eq!((&one["status"]["phase"], &one["status"]["node"]), (&json!("Completed"), &json!("node1")));
+    }
+    target.wait_for_pod("live").unwrap();
+    assert_same(before, &contents(&target));
+    target
+}
+
+/// Restored pods wait with our helper instead of Velero's as long as this lives.
+struct OurHelper(&'static Cluster);
+
+impl OurHelper {
+    fn new(cluster: &'static Cluster) -> Self {
+        let labels =
+            json!({ "velero.io/plugin-config": "", "velero.io/pod-volume-restore": "RestoreItemAction" });
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": "restore-wait", "namespace": "velero", "labels": labels },
+            "data": { "image": IMAGE },
+        });
+        cluster.kubectl().apply(&map.to_string()).unwrap();
+        Self(cluster)
+    }
+}
+
+impl Drop for OurHelper {
+    fn drop(&mut self) {
+        let _ = self.0.kubectl().run(["-n", "velero", "delete", "configmap", "restore-wait"]);
+    }
+}
+
+/// Those volumes that the pod names; and while one of them is moved, its mover sees that folder of the node and no other.
+#[test]
+fn volumes_that_a_live_pod_names_come_back_in_a_new_namespace() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let _allowed = FoldersAllowed::new(&stage);
+    let named = json!({ "backup.velero.io/backup-volumes": "data,more,scratch" });
+    let (space, before) = filled(cluster, "named", &named);
+    back_up(cluster, &space, "named", &[], &["data", "more", "scratch"]);
+    assert_nothing_left(cluster, space.name(), "named");
+    let described = cluster.run_velero(PATIENCE, ["backup", "describe", "named", "--details"]).unwrap();
+    assert!(described.contains("Pod Volume Backups") && described.contains("live: data"), "{described}");
+
+    let helper = OurHelper::new(cluster);
+    let target = assert_comes_back(cluster, &space, "named", &before);
+    let pod = target.get("pod", "live").unwrap();
+    let first = &pod["spec"]["initContainers"][0];
+    assert_eq!((&first["name"], &first["image"]), (&json!("restore-wait"), &json!(IMAGE)), "{first:#}");
+    let marks = target.shell("live", "c", "ls -d /*/.velero || true").unwrap();
+    assert_eq!(marks.trim(), "", "the helper leaves no marks");
+    assert_nothing_left(cluster, target.name(), "named");
+    drop(helper);
+}
+
+/// All volumes but those that Velero never takes and those that the pod leaves out, in one repository, each node-agent on top
+/// of what the other has written.
+#[test]
+fn either_node_agent_restores_pod_volumes_that_the_other_has_backed_up() {
+    let mut stage = alone(Agent::Veleros);
+    let cluster = stage.cluster;
+    let (space, before) = filled(cluster, "swapped", &json!({}));
+    let all: [&str; 1] = ["--default-volumes-to-fs-backup"];
+    let volumes = ["data", "more", "scratch"];
+    back_up(cluster, &space, "fs-theirs", &all, &volumes);
+    stage.switch(Agent::Ours);
+    {
+        let _allowed = FoldersAllowed::new(&stage);
+        assert_comes_back(cluster, &space, "fs-theirs", &before);
+        back_up(cluster, &space, "fs-ours", &all, &volumes);
+        assert_nothing_left(cluster, space.name(), "fs-ours");
+        let without = ["annotate", "pod", "live", "backup.velero.io/backup-volumes-excludes=more,scratch"];
+        space.kubectl(without).unwrap();
+        back_up(cluster, &space, "fs-without", &all, &["data"]);
+    }
+    stage.switch(Agent::Veleros);
+    assert_comes_back(cluster, &space, "fs-ours", &before);
+}
+
+/// The store keeps the mover waiting, so that it is canceled while it moves data.
+#[test]
+fn a_backup_of_a_live_pod_is_cancelled_without_a_trace_and_its_mover_saw_one_folder_only() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let _allowed = FoldersAllowed::new(&stage);
+    let plan = |method: &str, path: &str, _| {
+        brings_data(method, path).then_some(Fault::Stall(Duration::from_secs(600)))
+    };
+    let _location = Location::new(cluster, "slow", Box::new(plan));
+    let (space, _) = filled(cluster, "slow", &json!({ "backup.velero.io/backup-volumes": "data" }));
+    let words =
+        ["--snapshot-volumes=false", "--storage-location", "slow", "--include-namespaces", space.name()];
+    cluster.run_velero(PATIENCE, [&["backup", "create", "slow"], &words[..]].concat()).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let backup = loop {
+        let found = operations(cluster, "podvolumebackups", "velero.io/backup-name=slow");
+        if let Some(backup) = found.into_iter().find(|one| one["status"]["phase"] == "InProgress") {
+            break backup;
+        }
+        assert!(Instant::now() < deadline, "the backup does not begin");
+        thread::sleep(Duration::from_millis(300));
+    };
+    let name = backup["metadata"]["name"].as_str().unwrap();
+
+    let pod = cluster.kubectl().get(["-n", "velero", "pod", name]).unwrap();
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let folders: Vec<&Value> = volumes.iter().filter(|volume| !volume["hostPath"].is_null()).collect();
+    let live = space.get("pod", "live").unwrap();
+    let volume = space.get("pvc", "data").unwrap()["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let uid = live["metadata"]["uid"].as_str().unwrap();
+    let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount");
+    assert_eq!(folders.len(), 1, "{pod:#}");
+    assert_eq!(folders[0]["hostPath"], json!({ "path": path, "type": "Directory" }));
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["volumeMounts"][0]["readOnly"], true, "{container:#}");
+    assert_eq!(container["securityContext"]["privileged"], false, "{container:#}");
+    assert_eq!(pod["spec"]["nodeName"], "node1");
+
+    cancel(cluster, "podvolumebackup", name);
+    let of = ("podvolumebackup", name);
+    let ended = wait_for_object(&cluster.kubectl(), "velero", PATIENCE, of, "the end", has_ended).unwrap();
+    assert_eq!(ended["status"]["phase"], "Canceled", "{ended:#}");
+    assert_nothing_left(cluster, space.name(), "slow");
+}
+
+fn by_hand(kind: &str, name: &str, pod: &Value, uploader: &str) -> Value {
+    json!({
+        "apiVersion": "velero.io/v1", "kind": kind, "metadata": { "name": name, "namespace": "velero" },
+        "spec": {
+            "node": "node1", "pod": pod, "volume": "tmp", "backupStorageLocation": "default", "repoIdentifier": "",
+            "uploaderType": uploader, "snapshotID": "s", "sourceNamespace": "velero",
+        },
+    })
+}
+
+/// The pod of the node-agent, as operations name pods.
+fn agent_pod(cluster: &Cluster) -> Value {
+    let agents = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
+    let metadata = &agents["items"][0]["metadata"];
+    json!({ "kind": "Pod", "namespace": "velero", "name": metadata["name"], "uid": metadata["uid"] })
+}
+
+fn assert_fails(cluster: &Cluster, operation: &Value, words: &str) {
+    let ended = run(cluster, operation);
+    assert_eq!(phase(&ended), "Failed", "{ended:#}");
+    assert!(message(&ended).contains(words), "{}", message(&ended));
+}
+
+/// What cannot be done is said at once: data of restic, a pod that is gone, a pod that waits for nothing.
+#[test]
+fn operations_of_pods_that_cannot_be_done_fail_at_once_and_say_why() {
+    let stage = together();
+    let running = agent_pod(stage.cluster);
+    let gone = json!({ "kind": "Pod", "namespace": "velero", "name": "nobody", "uid": "none" });
+    for (kind, name, pod, uploader, words) in [
+        ("PodVolumeRestore", "cannot-1", &running, "restic", "backed up by restic"),
+        ("PodVolumeBackup", "cannot-2", &running, "restic", "restic repositories are not written"),
+        ("PodVolumeRestore", "cannot-3", &gone, "kopia", "the pod velero/nobody is gone"),
+        ("PodVolumeBackup", "cannot-4", &gone, "kopia", "the pod velero/nobody is gone"),
+        ("PodVolumeRestore", "cannot-5", &running, "kopia", "does not wait for its volumes"),
+    ] {
+        assert_fails(stage.cluster, &by_hand(kind, name, pod, uploader), words);
+    }
+}
+
+/// Other tests run under the `baseline` standard: folders of nodes are refused, and that is what the operation says in the end.
+#[test]
+fn where_folders_of_nodes_are_not_admitted_the_backup_of_a_pod_says_so() {
+    let stage = together();
+    let operation = by_hand("PodVolumeBackup", "refused", &agent_pod(stage.cluster), "kopia");
+    assert_fails(stage.cluster, &operation, "hostPath");
+}
