@@ -108,9 +108,12 @@ impl Object {
     }
 }
 
-/// Deletes an object and, once that is under way, waits for its end.
+/// Deletes an object and, once that is under way, waits for its end. A pod that somebody else has given time to end gets none:
+/// on a node that is lost it would take for ever.
 pub(crate) fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> Next {
-    if metadata.deletion_timestamp.is_none() {
+    let ending =
+        kind == ObjectKind::Pod && metadata.deletion_grace_period_seconds.is_some_and(|time| time > 0);
+    if metadata.deletion_timestamp.is_none() || ending {
         return Next::Do(Action::Delete(Object::of(kind, metadata)));
     }
     let name = metadata.name.as_deref().unwrap_or_default();
@@ -234,7 +237,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     tracing::debug!(kind = object.kind.name(), name = %object.name, "delete");
-    let parameters = DeleteParams::background().preconditions(Preconditions {
+    let parameters = DeleteParams::background().grace_period(0).preconditions(Preconditions {
         uid: Some(object.uid.clone()),
         resource_version: Some(object.version.clone()),
     });
@@ -254,4 +257,23 @@ fn settle<T>(result: Result<T, kube::Error>) -> Result<Outcome, kube::Error> {
 #[must_use]
 pub fn remove_pod(pod: &Pod) -> Next {
     remove(ObjectKind::Pod, &pod.metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    #[test]
+    fn a_pod_that_somebody_has_given_time_to_end_is_not_waited_for() {
+        let mut metadata = ObjectMeta {
+            deletion_timestamp: Some(Time(Default::default())),
+            deletion_grace_period_seconds: Some(3600),
+            ..ObjectMeta::default()
+        };
+        assert!(matches!(remove(ObjectKind::Pod, &metadata), Next::Do(Action::Delete(_))));
+        assert!(matches!(remove(ObjectKind::Claim, &metadata), Next::Wait(_)));
+        metadata.deletion_grace_period_seconds = Some(0);
+        assert!(matches!(remove(ObjectKind::Pod, &metadata), Next::Wait(_)));
+    }
 }

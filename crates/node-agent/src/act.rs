@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::agent::{Agent, Pledge};
 use crate::exposing::Exposed;
-use crate::look::{Look, look, movers_lost};
+use crate::look::{Look, host, look, movers_lost};
 use crate::machine::{Action, decide};
 use crate::operation::notes;
 use jiff::Timestamp;
@@ -115,7 +115,7 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
         Action::Accept => accept(agent, object, &seen).await,
         Action::Expose => expose(agent, object, seen).await,
         Action::MarkPrepared => {
-            let node = host(&seen).unwrap_or(&agent.options.node).to_owned();
+            let node = seen.pod.as_deref().and_then(host).unwrap_or(&agent.options.node).to_owned();
             change(agent, object, |it| {
                 set_phase(it, Phase::Prepared);
                 it.set_node(node);
@@ -335,9 +335,14 @@ async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Tu
             if news.is_none() && !replaced {
                 return Ok(Turn::Later(MUCH_LATER));
             }
+            // The replacement may be on another node, which is then the one that moves the data.
+            let node = seen.pod.as_deref().filter(|_| replaced).and_then(host).map(str::to_owned);
             change(agent, object, |it| {
                 if let Some(progress) = news {
                     it.status_mut().progress = progress;
+                }
+                if let Some(node) = node {
+                    it.movement_mut().node = node;
                 }
                 it.annotations_mut().remove(notes::REPLACING_SINCE);
             })
@@ -507,10 +512,6 @@ async fn pass_log_on<K: Exposed>(agent: &Agent, seen: &Look<K>) {
     if let Err(error) = hand_over_log(agent.client.clone(), &operation, &mut std::io::stdout()).await {
         tracing::warn!(%error, "a mover's log is lost");
     }
-}
-
-fn host<K: Exposed>(seen: &Look<K>) -> Option<&str> {
-    seen.pod.as_ref()?.spec.as_ref()?.node_name.as_deref()
 }
 
 fn set_phase<K: Exposed>(object: &mut K, phase: Phase) {

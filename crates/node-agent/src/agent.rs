@@ -8,7 +8,7 @@ use futures::channel::mpsc::UnboundedSender;
 use futures::{Stream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Event, ObjectReference, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
+    ConfigMap, Event, Node, ObjectReference, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
@@ -177,6 +177,16 @@ impl Agent {
         nodes.chain([self.options.node.clone()]).collect()
     }
 
+    /// Whether a node is lost: it has stopped renewing its lease, or is no part of the cluster any more. Only nodes whose agent is
+    /// not at work are asked about, so this costs nothing as long as all is well.
+    pub(crate) async fn is_lost(&self, node: &str) -> Result<bool, kube::Error> {
+        if node.is_empty() || self.alive().contains(node) {
+            return Ok(false);
+        }
+        let found = Api::<Node>::all(self.client.clone()).get_opt(node).await?;
+        Ok(found.is_none_or(|node| does_not_answer(&node)))
+    }
+
     /// Whether a matter falls to this agent, out of all that are at work.
     pub(crate) fn is_appointed(&self, matter: &str) -> bool {
         let alive = self.alive();
@@ -311,6 +321,12 @@ fn is_ready(pod: &Pod) -> bool {
         })
     };
     pod.metadata.deletion_timestamp.is_none() && conditions.is_some_and(ready)
+}
+
+/// Whether the control plane has given up on hearing from a node: that is what it makes of a lease that has run out.
+fn does_not_answer(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "Unknown")
 }
 
 /// All operations of a kind, kept up to date. Has each looked at that changes.
@@ -456,4 +472,24 @@ fn reread(agent: &Arc<Agent>, sources: Sources, announce: watch::Sender<Arc<Sett
             }
         }
     });
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_is_lost_when_nobody_hears_from_it_and_not_when_it_says_that_it_is_not_ready() {
+        let with = |status: &str| {
+            let conditions = json!([{ "type": "MemoryPressure", "status": "Unknown" }, { "type": "Ready", "status": status }]);
+            does_not_answer(
+                &serde_json::from_value(json!({ "status": { "conditions": conditions } })).unwrap(),
+            )
+        };
+        assert!(with("Unknown"));
+        assert!(!with("False") && !with("True"));
+        assert!(!does_not_answer(&Node::default()));
+    }
 }

@@ -16,6 +16,15 @@ pub(crate) struct Hosted {
     pub(crate) ending: Option<Ending>,
 }
 
+impl Hosted {
+    /// The same on a node that nobody hears from: whatever is there does not get any further.
+    pub(crate) fn on_lost_node(mut self, node: &str) -> Self {
+        self.state = Hosting::Broken;
+        self.words = Some(format!("its node {node} does not answer"));
+        self
+    }
+}
+
 /// What the hosting pod of an operation does; `wanted` says whether one that is not there is being made.
 pub(crate) fn hosted(operation: &Operation, pod: Option<&Pod>, wanted: bool) -> Hosted {
     let said = |state, words: Option<String>| Hosted { state, words, ending: None };
@@ -100,6 +109,14 @@ mod tests {
             state(ended(json!({ "exitCode": 1, "message": "x: data path is canceled" }))),
             Hosting::Canceled
         );
+    }
+
+    #[test]
+    fn what_is_on_a_lost_node_gets_no_further_whatever_it_last_said() {
+        let running = Hosted { state: Hosting::Running, words: None, ending: None };
+        let lost = running.on_lost_node("node2");
+        assert_eq!(lost.state, Hosting::Broken);
+        assert_eq!(lost.words.as_deref(), Some("its node node2 does not answer"));
     }
 
     #[test]

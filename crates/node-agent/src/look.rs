@@ -39,7 +39,10 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let operation = object.operation();
     let pod = if phase == Phase::New { None } else { pod(agent, object).await? };
     let replacing = time(object.note(notes::REPLACING_SINCE));
-    let hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
+    let mut hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
+    if let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
+        hosted = hosted.on_lost_node(&node);
+    }
     let finalizer = object.finalizers().iter().any(|one| one == K::FINALIZER);
     let gate = if phase.is_final() { Gate::default() } else { object.gate(agent).await? };
     let responsible = responsible(agent, object, pod.as_deref(), gate.home.as_deref());
@@ -58,7 +61,10 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let prepare_limit =
         SignedDuration::try_from(agent.options.prepare_timeout).unwrap_or(SignedDuration::MAX);
     let preparing_since = match phase {
-        Phase::InProgress => replacing,
+        // A pod that is being deleted is waited for no longer than one that is being made.
+        Phase::InProgress => {
+            replacing.or_else(|| Some(pod.as_ref()?.metadata.deletion_timestamp.as_ref()?.0))
+        }
         _ => object.accepted_at().map(|time| time.0),
     };
     let observation = Observation {
@@ -88,6 +94,29 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     };
     let hopeless = unclaimable.or_else(|| gate.hopeless.clone()).or_else(|| object.impossible());
     Ok(Look { observation, pod, hosted, seen, gate, hopeless })
+}
+
+/// The node that an operation depends on, if that is lost: then its pod says what it last said, for ever.
+async fn lost_host<K: Exposed>(
+    agent: &Agent,
+    object: &K,
+    pod: Option<&Pod>,
+    state: Hosting,
+) -> Result<Option<String>, kube::Error> {
+    let host = match (object.phase(), pod) {
+        (Phase::Accepted | Phase::Prepared | Phase::InProgress, Some(pod)) => host(pod),
+        // Only the agent of that node could go on with it.
+        (Phase::Prepared, None) => Some(object.node()),
+        _ => None,
+    };
+    let open = matches!(state, Hosting::Preparing | Hosting::Running | Hosting::Absent);
+    let Some(host) = host.filter(|_| open) else { return Ok(None) };
+    Ok(agent.is_lost(host).await?.then(|| host.to_owned()))
+}
+
+/// The node of a pod, once it has one.
+pub(crate) fn host(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
 }
 
 /// How many movers of an operation were lost.
@@ -132,7 +161,7 @@ fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
 fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>, home: Option<&str>) -> Responsible {
     let alive = agent.alive();
     let own = agent.options.node.as_str();
-    let host = pod.and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
+    let host = pod.and_then(host);
     let accepted = Some(object.accepted_by());
     let node = Some(object.node());
     let candidates = match object.phase() {

@@ -27,7 +27,8 @@ use lifeboat_budget::Budget;
 use lifeboat_exposer::{Direction, Kind};
 use lifeboat_kopia::repo::Access;
 use lifeboat_uploader::Cancel;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -38,6 +39,9 @@ use tracing::{error, info, warn};
 
 /// The least time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// What the system answers to those who may not.
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
 /// How long a transfer may take to stop by itself; after that its pod ends without it.
 const STOP_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -354,7 +358,8 @@ impl Run<'_> {
 
     fn failed(&self, problem: &RunError) -> Ending {
         error!(%problem, "failed");
-        Ending::Failed(format!("data path for {} failed: {problem}", self.options.name))
+        let advice = advice(&problem.to_string(), own_user());
+        Ending::Failed(format!("data path for {} failed: {problem}{advice}", self.options.name))
     }
 
     /// Opens the repository and moves the volume.
@@ -392,6 +397,22 @@ impl Run<'_> {
     }
 }
 
+/// Who this process is; nobody knows where there is no `/proc`.
+fn own_user() -> Option<u32> {
+    std::fs::metadata("/proc/self").ok().map(|own| own.uid())
+}
+
+/// What to do about what another user than root may not do.
+fn advice(problem: &str, user: Option<u32>) -> String {
+    let denied = |code: &i32| problem.contains(&std::io::Error::from_raw_os_error(*code).to_string());
+    match user.filter(|user| *user != 0 && [EPERM, EACCES].iter().any(denied)) {
+        Some(user) => format!(
+            "; the mover runs as user {user} and does what that user may: let it, or install without --mover-user"
+        ),
+        None => String::new(),
+    }
+}
+
 fn transferred(transfer: &Transfer, work: &Work) -> Result<Ending, RunError> {
     match work {
         Work::Backup(backup) => Ok(Ending::BackedUp(transfer.back_up(backup)?)),
@@ -420,5 +441,19 @@ async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> St
             }
             () = &mut *told => return Stop::Signal,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_read_something_learns_whom_the_mover_runs_as() {
+        let denied = format!("cannot open \"/v/secret\": {}", std::io::Error::from_raw_os_error(EACCES));
+        assert!(advice(&denied, Some(1000)).contains("runs as user 1000"));
+        assert_eq!(advice(&denied, Some(0)), "");
+        assert_eq!(advice("the store is full", Some(1000)), "");
+        assert!(own_user().is_some());
     }
 }
