@@ -8,7 +8,12 @@ mod common;
 
 mod by_hand;
 mod faults;
+mod nodes;
+mod restarts;
+mod restricted;
 mod round_trips;
 mod settings;
 mod stage;
+mod storage;
 mod store;
+mod third_party;
