@@ -6,6 +6,7 @@ use crate::node::Node;
 use crate::object_store::ObjectStore;
 use crate::spec::{Layout, NodeId, Spec, addresses};
 use crate::{Error, Result, catalogue, command, files, network, pki, velero};
+use rustix::process::Signal;
 use serde_json::json;
 use std::ffi::OsStr;
 use std::thread;
@@ -77,6 +78,27 @@ impl Cluster {
         Ok(())
     }
 
+    /// Ends the API server at once, as a crash would, and starts it again; returns when it answers.
+    pub fn restart_api_server(&self) -> Result<()> {
+        let process = self.first().components(&self.spec().name, self.layout()).apiserver()?;
+        let name = process.name.clone();
+        self.first().signal(&name, Signal::KILL)?;
+        command::wait_for(&format!("the end of {name}"), PATIENCE, || {
+            let processes = self.first().processes().map_err(|problem| problem.to_string())?;
+            let ended = processes.iter().any(|it| it.name == name && it.ended.is_some());
+            if ended { Ok(()) } else { Err("it runs".to_owned()) }
+        })?;
+        self.first().start_process(process)?;
+        self.wait_for_api_server()
+    }
+
+    fn wait_for_api_server(&self) -> Result<()> {
+        let kubectl = self.kubectl();
+        self.wait("the API server", || {
+            kubectl.run(["get", "--raw", "/readyz"]).map(drop).map_err(|problem| problem.to_string())
+        })
+    }
+
     fn load_images(&self, nodes: &[&Node], report: &(dyn Fn(&str) + Sync)) -> Result<()> {
         let wanted = if self.spec().velero { &catalogue::NAMES[..] } else { &["pause", "busybox"] };
         for node in nodes {
@@ -106,9 +128,7 @@ impl Cluster {
 
     fn start_kubernetes(&self, nodes: &[&Node], report: &(dyn Fn(&str) + Sync)) -> Result<()> {
         let kubectl = self.kubectl();
-        self.wait("the API server", || {
-            kubectl.run(["get", "--raw", "/readyz"]).map(drop).map_err(|e| e.to_string())
-        })?;
+        self.wait_for_api_server()?;
         report("API server");
         let on = self.first().components(&self.spec().name, self.layout());
         for process in [on.controller_manager()?, on.scheduler()?, on.dns()?] {

@@ -3,69 +3,17 @@
 use crate::by_hand::{download, message, phase, run, upload, waiting};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    Agent, PATIENCE, alone, assert_completed, assert_nothing_left, back_up, begin_backup, end_of_backup,
-    has_ended, operations, together, wait_for_agent, wait_for_uploads,
+    Agent, PATIENCE, agent_log, alone, assert_completed, assert_nothing_left, back_up, begin_backup,
+    end_of_backup, has_ended, operations, together, wait_for_agent, wait_for_uploads,
 };
+use crate::storage::{Misbehaviour, define_class, failing, with_volumes};
 use crate::store::{Location, brings_data};
 use lifeboat_testbed::faults::Fault;
-use lifeboat_testbed::testing::{Failure, Match, Rule, TestNamespace, misbehave};
-use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
+use lifeboat_testbed::testing::{Rule, TestNamespace};
+use lifeboat_testbed::{HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-/// Writes a little and waits.
-const FILL: &str = "head -c 3000000 /dev/urandom > /data/file; touch /data/.done; sleep 86400";
-/// A parameter of the test driver's classes that makes no difference to files; here it tells classes apart.
-const MARK: &str = "changedBlockSize";
-
-/// A namespace with a small volume of each class, named after it.
-fn with_volumes<'a>(cluster: &'a Cluster, name: &str, classes: &[&str]) -> TestNamespace<'a> {
-    let space = TestNamespace::new(cluster, name).unwrap();
-    for class in classes {
-        let wanted = claim(class, class, "Filesystem", "16Mi", None);
-        space.apply(&list(&[wanted, pod(class, FILL, class, None)])).unwrap();
-    }
-    for class in classes {
-        space.wait_for_pod(class).unwrap();
-    }
-    space
-}
-
-/// A class of the test driver with a mark by which rules find its volumes.
-fn define_class(cluster: &Cluster, name: &str, mark: &str) {
-    let mut class = cluster.kubectl().get(["storageclass", TEST_CLASS_ANYWHERE]).unwrap();
-    class["metadata"] = json!({ "name": name });
-    class["parameters"][MARK] = json!(mark);
-    cluster.kubectl().apply(&class.to_string()).unwrap();
-}
-
-fn failing(method: &str, mark: &str, failure: &str) -> Rule {
-    let parameters = BTreeMap::from([(MARK.to_owned(), mark.to_owned())]);
-    Rule {
-        method: method.to_owned(),
-        only: Match { parameters, ..Match::default() },
-        fail: Some(Failure::try_from(failure.to_owned()).unwrap()),
-        ..Rule::default()
-    }
-}
-
-/// The driver's faults with copies of volumes, until this is dropped.
-struct Misbehaviour(&'static Cluster);
-
-impl Misbehaviour {
-    fn new(cluster: &'static Cluster, rules: &[Rule]) -> Self {
-        misbehave(cluster, "velero", rules).unwrap();
-        Self(cluster)
-    }
-}
-
-impl Drop for Misbehaviour {
-    fn drop(&mut self) {
-        let _ = misbehave(self.0, "velero", &[]);
-    }
-}
 
 fn upload_of<'a>(uploads: &'a [Value], claim: &str) -> &'a Value {
     uploads.iter().find(|upload| upload["spec"]["sourcePVC"] == claim).unwrap()
@@ -102,6 +50,11 @@ fn storage_that_does_not_deliver_fails_the_upload_in_time_with_the_drivers_words
     let uploads = wait_for_uploads(cluster, "unready", 1, "the end", has_ended);
     assert_eq!(phase(&uploads[0]), "Failed", "{uploads:#?}");
     assert!(message(&uploads[0]).contains("is not ready"), "{}", message(&uploads[0]));
+    // Whoever reads the log of the node-agent learns the same.
+    let log = agent_log(cluster);
+    for words in ["the array is busy", "the path is gone", "is not ready"] {
+        assert!(log.contains(words), "the agent's log has nothing of {words:?}:\n{log}");
+    }
     for (space, backup) in [(&undelivered, "undelivered"), (&unready, "unready")] {
         assert_eq!(end_of_backup(cluster, backup), "PartiallyFailed");
         assert_nothing_left(cluster, space.name(), backup);

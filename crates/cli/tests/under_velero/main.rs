@@ -8,8 +8,13 @@ mod common;
 
 mod by_hand;
 mod faults;
+mod nodes;
 mod pod_volumes;
+mod restarts;
+mod restricted;
 mod round_trips;
 mod settings;
 mod stage;
+mod storage;
 mod store;
+mod third_party;

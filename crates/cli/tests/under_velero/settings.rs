@@ -1,9 +1,10 @@
 //! Settings of the node-agent, made while it runs.
 
 use crate::stage::{
-    Agent, Configured, PATIENCE, VOLUMES, alone, assert_comes_back, assert_completed, assert_nothing_left,
-    back_up, begin_backup, cancel, end_of_backup, filled, wait_for_uploads,
+    Configured, PATIENCE, VOLUMES, assert_comes_back, assert_completed, assert_nothing_left, back_up,
+    begin_backup, cancel, end_of_backup, filled, together, wait_for_uploads,
 };
+use crate::storage::{Misbehaviour, copy_class, define_class, failing, with_volumes};
 use lifeboat_testbed::HOSTPATH_CLASS;
 use serde_json::{Value, json};
 use std::thread;
@@ -12,11 +13,20 @@ use std::time::{Duration, Instant};
 /// The class of the copy does not exist, so its claim is never bound. The setting is made while the agent runs.
 #[test]
 fn an_upload_that_waits_for_its_volume_says_so_and_is_cancelled_without_a_trace() {
-    let stage = alone(Agent::Ours);
+    let stage = together();
     let cluster = stage.cluster;
-    let settings = json!({ "backupPVC": { HOSTPATH_CLASS: { "storageClass": "nowhere" } } });
-    let configured = Configured::new(&stage, &settings);
-    let (space, _) = filled(cluster, "stuck", HOSTPATH_CLASS);
+    let settings = json!({ "backupPVC": {
+        "stuck": { "storageClass": "nowhere" }, "unshared": { "readOnly": true },
+    } });
+    let configured = Configured::new(cluster, &settings);
+    copy_class(cluster, HOSTPATH_CLASS, "stuck");
+    // A class whose driver makes no volumes that are only to be read.
+    define_class(cluster, "unshared", "65536");
+    let words = "INVALID_ARGUMENT: no volume can be had with MULTI_NODE_READER_ONLY";
+    let _misbehaviour = Misbehaviour::new(cluster, &[failing("CreateVolume", "65536", words)]);
+    let unshared = with_volumes(cluster, "unshared", &["unshared"]);
+    let (space, _) = filled(cluster, "stuck", "stuck");
+    begin_backup(cluster, &unshared, "unshared", &[]);
     begin_backup(cluster, &space, "stuck", &[]);
     let explained = |upload: &Value| {
         let message = upload["status"]["message"].as_str().unwrap_or_default();
@@ -28,7 +38,16 @@ fn an_upload_that_waits_for_its_volume_says_so_and_is_cancelled_without_a_trace(
         let name = upload["metadata"]["name"].as_str().unwrap();
         cancel(cluster, "dataupload", name);
     }
+    let refused = |upload: &Value| {
+        let message = upload["status"]["message"].as_str().unwrap_or_default();
+        message.starts_with("waits for") && message.contains("MULTI_NODE_READER_ONLY")
+    };
+    let waits = wait_for_uploads(cluster, "unshared", 1, "an explanation", refused);
+    assert_eq!(waits[0]["status"]["phase"], "Accepted", "{waits:#?}");
+    cancel(cluster, "dataupload", waits[0]["metadata"]["name"].as_str().unwrap());
     let is_canceled = |upload: &Value| upload["status"]["phase"] == "Canceled";
+    wait_for_uploads(cluster, "unshared", 1, "the cancel", is_canceled);
+    assert_nothing_left(cluster, unshared.name(), "unshared");
     wait_for_uploads(cluster, "stuck", VOLUMES, "the cancel", is_canceled);
     assert_nothing_left(cluster, space.name(), "stuck");
 
@@ -42,21 +61,22 @@ fn an_upload_that_waits_for_its_volume_says_so_and_is_cancelled_without_a_trace(
 /// Seed 003: the copy of a volume is of another class, and only to be read.
 #[test]
 fn the_copy_to_read_from_is_of_the_class_and_mode_that_are_set() {
-    let stage = alone(Agent::Ours);
+    let stage = together();
     let cluster = stage.cluster;
-    let mut class = cluster.kubectl().get(["storageclass", HOSTPATH_CLASS]).unwrap();
-    class["metadata"] = json!({ "name": "for-reading" });
-    cluster.kubectl().apply(&class.to_string()).unwrap();
-    let settings = json!({ "backupPVC": { HOSTPATH_CLASS: {
+    for class in ["copied", "for-reading"] {
+        copy_class(cluster, HOSTPATH_CLASS, class);
+    }
+    let settings = json!({ "backupPVC": { "copied": {
         "storageClass": "for-reading", "readOnly": true, "annotations": { "example.org/copy": "yes" },
     } } });
-    let _configured = Configured::new(&stage, &settings);
-    let (space, before) = filled(cluster, "copied", HOSTPATH_CLASS);
+    let _configured = Configured::new(cluster, &settings);
+    let (space, before) = filled(cluster, "copied", "copied");
     begin_backup(cluster, &space, "copied", &[]);
     let deadline = Instant::now() + PATIENCE;
     let claims = loop {
         let list = cluster.kubectl().get(["-n", "velero", "pvc", "-l", "lifeboat.io/hosts"]).unwrap();
-        let claims = list["items"].as_array().unwrap().clone();
+        let ours = |claim: &&Value| claim["metadata"]["name"].as_str().unwrap().starts_with("copied-");
+        let claims: Vec<Value> = list["items"].as_array().unwrap().iter().filter(ours).cloned().collect();
         if !claims.is_empty() {
             break claims;
         }

@@ -4,7 +4,7 @@ use crate::common::{assert_same, fingerprint, workload};
 use lifeboat_testbed::testing::{TestNamespace, shared, wait_for_object};
 use lifeboat_testbed::{Cluster, Image};
 use serde_json::{Value, json};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,27 @@ pub const LIFEBOAT: &str = env!("CARGO_BIN_EXE_lifeboat");
 pub const IMAGE: &str = "localhost/lifeboat:test";
 /// What a namespace of these tests has: files and a device. Velero makes their operations one after the other.
 pub const VOLUMES: usize = 2;
-/// Tests beside each other share the one slot of the node.
+/// Tests beside each other share one node and its slots.
 pub const PATIENCE: Duration = Duration::from_secs(600);
+/// A node that nothing is placed on unless a test wants it.
+pub const OTHER_NODE: &str = "node2";
+/// Our node-agent beside Velero's.
+const BESIDE: &str = "lifeboat-node-agent";
 /// How long making a volume reachable may take here: long enough for a slow machine, and short enough to be waited for.
 pub const PREPARE_TIMEOUT: &str = "2m0s";
 
+/// The data mover that ours is beside Velero's own, and whom its hosting pods run as.
+pub const MOVER: &str = "lifeboat";
+pub const MOVER_USER: u32 = 1000;
+
 /// Whose node-agent is at work.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agent {
+    /// Ours, in the place of Velero's.
     Ours,
     Veleros,
+    /// Velero's, and ours as another data mover without root, in a namespace where the `restricted` standard is enforced.
+    Beside,
 }
 
 /// The cluster with ours at work, beside other tests.
@@ -42,22 +53,47 @@ fn cluster() -> &'static Cluster {
     static READY: OnceLock<&'static Cluster> = OnceLock::new();
     READY.get_or_init(|| {
         let cluster = shared(|spec| {
+            spec.nodes = 2;
             spec.velero = true;
             spec.test_driver = true;
         })
         .unwrap();
+        // For tests that need another node.
+        cluster.kubectl().run(["cordon", OTHER_NODE]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let archive = folder.path().join("lifeboat.tar");
         Image::of_lifeboat(IMAGE, LIFEBOAT.as_ref()).unwrap().write(&archive).unwrap();
-        cluster.node(1).unwrap().load_image(&archive).unwrap();
+        for node in cluster.spec().node_ids() {
+            cluster.node(node.number()).unwrap().load_image(&archive).unwrap();
+        }
         let timeout = format!("--data-mover-prepare-timeout={PREPARE_TIMEOUT}");
-        let more =
-            json!([{ "op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": timeout }]);
-        let patch =
-            ["-n", "velero", "patch", "daemonset", "node-agent", "--type=json", "-p", &more.to_string()];
-        cluster.kubectl().run(patch).unwrap();
-        wait_for_agent(cluster);
+        let more = json!([
+            { "op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": timeout },
+            { "op": "add", "path": "/spec/updateStrategy/rollingUpdate/maxUnavailable", "value": "100%" },
+        ]);
+        // Velero asks its operations how they are every ten seconds; tests do not want to wait for that.
+        let server = json!([
+            { "op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--item-operation-sync-frequency=1s" },
+        ]);
+        for (workload, changes) in [("daemonset/node-agent", more), ("deployment/velero", server)] {
+            let patch = ["-n", "velero", "patch", workload, "--type=json", "-p", &changes.to_string()];
+            cluster.kubectl().run(patch).unwrap();
+            wait_for_rollout(cluster, workload);
+        }
+        apply_settings(cluster, &Wishes::none());
         cluster
+    })
+}
+
+/// Velero's own node-agent as it was before ours took its place.
+fn veleros_agent(cluster: &Cluster) -> &'static Value {
+    static KEPT: OnceLock<Value> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let mut kept = cluster.kubectl().get(["-n", "velero", "daemonset", "node-agent"]).unwrap();
+        for field in ["resourceVersion", "uid", "creationTimestamp", "generation"] {
+            kept["metadata"].as_object_mut().unwrap().remove(field);
+        }
+        kept
     })
 }
 
@@ -82,23 +118,41 @@ pub fn alone(wanted: Agent) -> Alone {
 }
 
 impl Alone {
-    /// Puts the other node-agent to work. Ours gets by with what the `baseline` standard allows.
+    /// Puts another node-agent to work. Ours gets by with what the `baseline` standard allows, and without root with what the
+    /// `restricted` standard does.
     pub fn switch(&mut self, wanted: Agent) {
         if *self.at_work == wanted {
             return;
+        }
+        let kubectl = self.cluster.kubectl();
+        let theirs = veleros_agent(self.cluster);
+        match *self.at_work {
+            Agent::Ours => {
+                enforce(self.cluster, "privileged");
+                let file = tempfile::NamedTempFile::new().unwrap();
+                std::fs::write(file.path(), theirs.to_string()).unwrap();
+                kubectl.run(["replace", "-f", file.path().to_str().unwrap()]).unwrap();
+                wait_for_agent(self.cluster);
+            }
+            Agent::Veleros => {}
+            Agent::Beside => {
+                kubectl.run(["-n", "velero", "delete", "daemonset", BESIDE, "--wait=true"]).unwrap();
+                enforce(self.cluster, "privileged");
+            }
         }
         match wanted {
             Agent::Ours => {
                 enforce(self.cluster, "baseline");
                 install(self.cluster, &[]);
+                wait_for_agent(self.cluster);
             }
-            Agent::Veleros => {
-                enforce(self.cluster, "privileged");
-                let undo = ["-n", "velero", "rollout", "undo", "daemonset/node-agent"];
-                self.cluster.kubectl().run(undo).unwrap();
+            Agent::Veleros => {}
+            Agent::Beside => {
+                enforce(self.cluster, "restricted");
+                install(self.cluster, &["--data-mover", MOVER, "--mover-user", &MOVER_USER.to_string()]);
+                wait_for_rollout(self.cluster, &format!("daemonset/{BESIDE}"));
             }
         }
-        wait_for_agent(self.cluster);
         *self.at_work = wanted;
     }
 }
@@ -119,8 +173,18 @@ pub fn install(cluster: &Cluster, words: &[&str]) {
 
 /// Waits until the node-agent runs as its DaemonSet says now.
 pub fn wait_for_agent(cluster: &Cluster) {
-    let status = ["-n", "velero", "rollout", "status", "daemonset/node-agent", "--timeout=290s"];
+    wait_for_rollout(cluster, "daemonset/node-agent");
+}
+
+/// Waits until a workload in Velero's namespace runs as it says now.
+pub fn wait_for_rollout(cluster: &Cluster, workload: &str) {
+    let status = ["-n", "velero", "rollout", "status", workload, "--timeout=290s"];
     cluster.kubectl().run_within(PATIENCE, status).unwrap();
+}
+
+/// What the node-agents have logged.
+pub fn agent_log(cluster: &Cluster) -> String {
+    cluster.kubectl().text(["-n", "velero", "logs", "-l", "name=node-agent", "--tail=-1"]).unwrap()
 }
 
 /// Backs a namespace up with its volumes' data, and waits for the end.
@@ -236,23 +300,77 @@ fn leftovers(cluster: &Cluster, space: &str, operations: &str) -> String {
     left
 }
 
-/// Settings of the node-agent that are in force as long as this lives.
-pub struct Configured(&'static Cluster);
+/// Tests beside each other do not wait for each other's movers.
+fn usual_settings() -> Value {
+    json!({ "loadConcurrency": { "globalConfig": 4 } })
+}
+
+fn apply_settings(cluster: &Cluster, all: &Wishes<Value>) {
+    let mut settings = usual_settings();
+    for wanted in all.iter() {
+        merge(&mut settings, wanted);
+    }
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "node-agent-config", "namespace": "velero" },
+        "data": { "settings.json": settings.to_string() },
+    });
+    cluster.kubectl().apply(&map.to_string()).unwrap();
+}
+
+fn merge(into: &mut Value, more: &Value) {
+    match (into, more) {
+        (Value::Object(into), Value::Object(more)) => {
+            for (key, value) in more {
+                merge(into.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (into, more) => *into = more.clone(),
+    }
+}
+
+/// What tests beside each other want of something that there is only one of.
+pub struct Wishes<T>(Vec<(u64, T)>, u64);
+
+impl<T> Wishes<T> {
+    pub const fn none() -> Self {
+        Self(Vec::new(), 0)
+    }
+
+    /// The number by which it can be taken back.
+    pub fn add(&mut self, wish: T) -> u64 {
+        self.1 += 1;
+        self.0.push((self.1, wish));
+        self.1
+    }
+
+    pub fn take_back(&mut self, number: u64) {
+        self.0.retain(|(one, _)| *one != number);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|(_, wish)| wish)
+    }
+}
+
+static SETTINGS: Mutex<Wishes<Value>> = Mutex::new(Wishes::none());
+
+/// Settings of the node-agent that are in force as long as this lives, beside those of other tests.
+pub struct Configured(&'static Cluster, u64);
 
 impl Configured {
-    pub fn new(stage: &Alone, settings: &Value) -> Self {
-        let map = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "node-agent-config", "namespace": "velero" },
-            "data": { "settings.json": settings.to_string() },
-        });
-        stage.cluster.kubectl().apply(&map.to_string()).unwrap();
-        Self(stage.cluster)
+    pub fn new(cluster: &'static Cluster, settings: &Value) -> Self {
+        let mut all = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = all.add(settings.clone());
+        apply_settings(cluster, &all);
+        Self(cluster, number)
     }
 }
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        let _ = self.0.kubectl().run(["-n", "velero", "delete", "configmap", "node-agent-config"]);
+        let mut all = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.take_back(self.1);
+        apply_settings(self.0, &all);
     }
 }
 

@@ -2,10 +2,14 @@
 
 use crate::stage::PATIENCE;
 use lifeboat_testbed::Cluster;
-use lifeboat_testbed::faults::{FaultProxy, Mode, Plan};
+use lifeboat_testbed::faults::{Fault, FaultProxy, Mode, Plan};
 use lifeboat_testbed::testing::wait_for_object;
 use serde_json::json;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
 /// A location in the cluster's object store with a proxy before it; gone when this is dropped.
@@ -56,7 +60,49 @@ impl Drop for Location {
 
 /// Whether a request brings data into a repository: only movers do.
 pub fn brings_data(method: &str, path: &str) -> bool {
-    method == "PUT"
-        && path.contains("/kopia/")
-        && path.rsplit('/').next().is_some_and(|blob| blob.starts_with('p'))
+    method == "PUT" && is_data(path)
+}
+
+fn is_data(path: &str) -> bool {
+    path.contains("/kopia/") && path.rsplit('/').next().is_some_and(|blob| blob.starts_with('p'))
+}
+
+/// Keeps data from moving into a store or out of it as long as it is closed. What else a mover asks for gets through.
+#[derive(Clone, Default)]
+pub struct Gate(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    open: AtomicBool,
+    kept: AtomicU64,
+}
+
+impl Gate {
+    pub fn plan(&self) -> Plan {
+        let state = Arc::clone(&self.0);
+        Box::new(move |method, path, _| {
+            let kept =
+                !state.open.load(Ordering::SeqCst) && is_data(path) && ["GET", "PUT"].contains(&method);
+            state.kept.fetch_add(u64::from(kept), Ordering::SeqCst);
+            kept.then_some(Fault::ResetBefore)
+        })
+    }
+
+    pub fn open(&self) {
+        self.0.open.store(true, Ordering::SeqCst);
+    }
+
+    pub fn close(&self) {
+        self.0.open.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits until somebody who has not tried before now tries to get data through.
+    pub fn wait_for_somebody(&self) {
+        let before = self.0.kept.load(Ordering::SeqCst);
+        let deadline = Instant::now() + PATIENCE;
+        while self.0.kept.load(Ordering::SeqCst) == before {
+            assert!(Instant::now() < deadline, "no data is on its way");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
 }
