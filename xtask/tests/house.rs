@@ -18,6 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "lifeboat-repository",
         &["lifeboat-blobs", "lifeboat-budget", "lifeboat-index", "lifeboat-kopia", "lifeboat-primitives"],
     ),
+    ("lifeboat-restic", &["lifeboat-blobs", "lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-api", &[]),
     ("lifeboat-exposer", &["lifeboat-api"]),
