@@ -48,6 +48,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "lifeboat-kopia",
             "lifeboat-primitives",
             "lifeboat-repository",
+            "lifeboat-restic",
             "lifeboat-uploader",
         ],
     ),
