@@ -21,7 +21,7 @@ pub mod wrap;
 
 pub use config::{OpenOptions, StoreConfig};
 pub use error::{Error, ErrorKind, Operation, Result};
-pub use fs::{FsOptions, FsStore};
+pub use fs::{FsOptions, FsStore, PlainFolder};
 pub use memory::MemoryStore;
 pub use rest::TlsOptions;
 pub use store::{

@@ -15,6 +15,8 @@ use crate::commands::manifest::ManifestCommand;
 use crate::commands::mount::MountArgs;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
+#[cfg(feature = "restic")]
+use crate::commands::restic::ResticCommand;
 use crate::commands::restore::RestoreArgs;
 use crate::commands::sessions::SessionCommand;
 use crate::commands::snapshot::SnapshotCommand;
@@ -125,6 +127,10 @@ pub enum Command {
     /// See who is writing to the repository
     #[command(subcommand)]
     Session(SessionCommand),
+    /// List and restore what restic backed up
+    #[cfg(feature = "restic")]
+    #[command(subcommand)]
+    Restic(ResticCommand),
     /// Measure how fast this machine is
     #[command(subcommand)]
     Benchmark(BenchmarkCommand),

@@ -87,6 +87,12 @@ impl Session {
         self.display
     }
 
+    /// Where storage calls run.
+    #[cfg(feature = "restic")]
+    pub fn runtime(&self) -> &Handle {
+        self.runtime.handle()
+    }
+
     /// Reads the connection file.
     pub fn connection(&self) -> Result<Connection> {
         if !self.config_file.exists() {

@@ -8,7 +8,8 @@ use lifeboat_kopia::snapshot::{
     DIRECTORY_PREFIX, DirEntries, DirEntry, EntryType, GoMode, SnapshotList, SnapshotManifest,
 };
 use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_repository::{Id, ObjectReader, Repository as _};
+use lifeboat_repository::{Id, ObjectReader};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The trees of an open repository.
@@ -61,14 +62,10 @@ impl Trees {
     /// (`id/some/path`); or a path of this machine, which stands for its latest snapshot.
     pub fn entry(&self, text: &str) -> Result<DirEntry> {
         let (id, path) = text.split_once('/').unwrap_or((text, ""));
-        let Some(mut entry) = self.root(id)? else { return self.latest(text) };
-        for name in path.split('/').filter(|name| !name.is_empty()) {
-            entry = self
-                .child(&entry, name)
-                .with_context(|| format!("cannot look up {path:?} in {id}"))?
-                .with_context(|| format!("there is no {path:?} in {id}: {name:?} is missing"))?;
+        match self.root(id)? {
+            Some(root) => self.browser().lookup(root, id, path),
+            None => self.latest(text),
         }
-        Ok(entry)
     }
 
     fn root(&self, id: &str) -> Result<Option<DirEntry>> {
@@ -106,19 +103,53 @@ impl Trees {
             |s: &&SnapshotManifest| s.source.user_name == *user && s.source.host == *host && s.is_complete();
         let above = |s: &SnapshotManifest| path.strip_prefix(Path::new(&s.source.path)).is_ok();
         for snapshot in self.snapshots().iter().rev().filter(own).filter(|s| above(s)) {
-            let Some(root) = snapshot.root_entry.clone() else { continue };
+            let Some(root) = &snapshot.root_entry else { continue };
             let below = path.strip_prefix(&snapshot.source.path).unwrap_or(Path::new(""));
-            if let Some(entry) = self.descend(root, below)? {
+            if let Some(entry) = self.browser().below(root, below)? {
                 return Ok(entry);
             }
         }
         bail!(unknown())
     }
 
-    fn descend(&self, root: DirEntry, path: &Path) -> Result<Option<DirEntry>> {
+    /// The trees by themselves.
+    pub fn browser(&self) -> Browser<'_> {
+        Browser(&self.interface)
+    }
+
+    /// The entries of a directory as they come.
+    pub fn children(&self, directory: &DirEntry) -> Result<DirEntries<Box<dyn ObjectReader>>> {
+        self.browser().children(directory)
+    }
+
+    /// The bytes of an entry.
+    pub fn read(&self, entry: &DirEntry) -> Result<Box<dyn ObjectReader>> {
+        self.browser().read(entry)
+    }
+}
+
+/// The trees of any repository, whoever found their roots.
+#[derive(Clone, Copy)]
+pub struct Browser<'a>(pub &'a dyn lifeboat_repository::Repository);
+
+impl Browser<'_> {
+    /// The entry that people mean by a path below `root`, which they call `id`.
+    pub fn lookup(self, root: DirEntry, id: &str, path: &str) -> Result<DirEntry> {
         let mut entry = root;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            entry = self
+                .child(&entry, name.as_bytes())
+                .with_context(|| format!("cannot look up {path:?} in {id}"))?
+                .with_context(|| format!("there is no {path:?} in {id}: {name:?} is missing"))?;
+        }
+        Ok(entry)
+    }
+
+    /// The entry of a path below `root`, if there is one.
+    pub fn below(self, root: &DirEntry, path: &Path) -> Result<Option<DirEntry>> {
+        let mut entry = root.clone();
         for name in path.components() {
-            match self.child(&entry, &name.as_os_str().to_string_lossy())? {
+            match self.child(&entry, name.as_os_str().as_bytes())? {
                 Some(child) => entry = child,
                 None => return Ok(None),
             }
@@ -126,29 +157,24 @@ impl Trees {
         Ok(Some(entry))
     }
 
-    /// The entry of a path below `root`, if there is one.
-    pub fn below(&self, root: &DirEntry, path: &Path) -> Result<Option<DirEntry>> {
-        self.descend(root.clone(), path)
-    }
-
     /// The entries of a directory as they come.
-    pub fn children(&self, directory: &DirEntry) -> Result<DirEntries<Box<dyn ObjectReader>>> {
+    pub fn children(self, directory: &DirEntry) -> Result<DirEntries<Box<dyn ObjectReader>>> {
         Ok(DirEntries::new(directory.object.clone(), self.read(directory)?))
     }
 
     /// The bytes of an entry.
-    pub fn read(&self, entry: &DirEntry) -> Result<Box<dyn ObjectReader>> {
+    pub fn read(self, entry: &DirEntry) -> Result<Box<dyn ObjectReader>> {
         let id = Id::new(entry.object.clone());
-        self.interface.open_object(&id).with_context(|| format!("unable to open object: {}", entry.object))
+        self.0.open_object(&id).with_context(|| format!("unable to open object: {}", entry.object))
     }
 
-    fn child(&self, directory: &DirEntry, name: &str) -> Result<Option<DirEntry>> {
+    fn child(self, directory: &DirEntry, name: &[u8]) -> Result<Option<DirEntry>> {
         if !directory.is_dir() {
             return Ok(None);
         }
         for entry in self.children(directory)? {
             let entry = entry?;
-            if entry.file_name() == name.as_bytes() {
+            if entry.file_name() == name {
                 return Ok(Some(entry));
             }
         }

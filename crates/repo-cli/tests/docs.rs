@@ -80,7 +80,13 @@ fn every_command_has_an_example_that_works() -> Result<()> {
 #[test]
 fn the_ways_from_other_programs_work_as_written() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    run("coming-from.md", folder.path(), &[])?;
+    // The page calls the restic that its readers have.
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin)?;
+    std::os::unix::fs::symlink(lifeboat_tools::path("restic")?, bin.join("restic"))?;
+    let script = format!("PATH=\"$PWD/bin:$PATH\"\n{}", commands("coming-from.md"));
+    let out = run_script(&script, folder.path(), &[])?;
+    assert!(out.contains("Restored 1 files"), "{out}");
     Ok(())
 }
 

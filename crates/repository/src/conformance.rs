@@ -24,6 +24,26 @@ pub trait Harness {
     fn empty_place(&self) -> RepositoryOptions;
 }
 
+/// An object that is there, and its bytes.
+pub type Object = (Id, Vec<u8>);
+
+/// The part of the suite that only reads, for engines that do not write. One object has at least a few MiB that do not
+/// compress, and another is shorter.
+pub fn run_reading(repository: &dyn Repository, objects: &[Object]) {
+    for (id, data) in objects {
+        assert!(read(repository, id) == *data, "the {} bytes of {id}", data.len());
+    }
+    scattered::come_together(repository, objects, "of another program");
+    let longest = objects.iter().max_by_key(|(_, data)| data.len()).unwrap();
+    let shortest = objects.iter().min_by_key(|(_, data)| data.len()).unwrap();
+    reads_anywhere(repository, longest);
+    assert!(scattered::keeps_what_is_there(repository, longest) > 0, "nothing was kept");
+    scattered::breaks_off(repository, &longest.0, shortest);
+    scattered::stops(repository, &longest.0);
+    let nonsense = repository.open_object(&Id::new("no such id")).map(drop).unwrap_err();
+    assert_eq!(nonsense.kind(), ErrorKind::InvalidInput);
+}
+
 /// A scenario: a sentence that the engine makes true.
 pub type Scenario = (&'static str, fn(&dyn Harness));
 
@@ -173,8 +193,14 @@ fn seeking(harness: &dyn Harness) {
     let data = noise(7, 21 << 20);
     let id = write(&*repository, &data);
     repository.flush().unwrap();
-    let mut reader = repository.open_object(&id).unwrap();
-    for start in [0usize, 1, 2 << 20, 8 << 20, (8 << 20) - 3, 20_999_999, (21 << 20) - 1] {
+    reads_anywhere(&*repository, &(id, data));
+}
+
+fn reads_anywhere(repository: &dyn Repository, (id, data): &Object) {
+    let mut reader = repository.open_object(id).unwrap();
+    assert_eq!(reader.length(), data.len() as u64);
+    let offsets = [0usize, 1, 2 << 20, 8 << 20, (8 << 20) - 3, data.len() * 2 / 3, data.len() - 1];
+    for start in offsets.into_iter().filter(|start| *start < data.len()) {
         let mut buffer = vec![0; 100_000.min(data.len() - start)];
         reader.seek(SeekFrom::Start(start as u64)).unwrap();
         reader.read_exact(&mut buffer).unwrap();

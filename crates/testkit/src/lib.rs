@@ -7,6 +7,7 @@
 pub mod cgroup;
 pub mod kopia;
 pub mod process;
+pub mod restic;
 pub mod servers;
 pub mod tree;
 

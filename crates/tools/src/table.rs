@@ -82,7 +82,7 @@ pub const TOOLS: &[Tool] = &[
     Tool {
         name: "restic",
         version: "0.18.1",
-        group: Group::Long,
+        group: Group::Peers,
         recipe: Recipe::GoBuild {
             module: "restic",
             package: "github.com/restic/restic/cmd/restic",

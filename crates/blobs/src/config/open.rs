@@ -5,7 +5,7 @@ use crate::azure::{AzureCredentials, AzureOptions};
 use crate::gcs::{GcsCredentials, GcsOptions};
 use crate::s3::{Addressing, AssumeRole, Checksums, CustomerKey, Encryption, S3Credentials, S3Options};
 use crate::wrap::{Limit, Metered, Metrics, Pace, Pacer, Rates, ReadOnly, Retry, RetryPolicy};
-use crate::{BlobStore, Error, ErrorKind, FsOptions, FsStore, Operation, Result, TlsOptions};
+use crate::{BlobStore, Error, ErrorKind, FsOptions, FsStore, Operation, PlainFolder, Result, TlsOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ pub struct OpenOptions {
     pub create: bool,
     /// Whether every change is refused.
     pub read_only: bool,
+    /// Whether a folder is one of another program, in which files have the names of their blobs; it is only read.
+    pub plain_folder: bool,
     /// How passing failures are repeated.
     pub retry: RetryPolicy,
     /// Where calls are counted; `None` counts them nowhere.
@@ -28,6 +30,9 @@ impl StoreConfig {
     /// Opens the store and wraps it: counted, paced, limited, repeated, and read only if asked for.
     pub async fn open(&self, options: &OpenOptions) -> Result<Arc<dyn BlobStore>> {
         let (store, limits): (Arc<dyn BlobStore>, _) = match self {
+            StoreConfig::Filesystem(config) if options.plain_folder => {
+                (Arc::new(PlainFolder::open(&config.path).await?), config.limits)
+            }
             StoreConfig::Filesystem(config) => (open_folder(config, options.create).await?, config.limits),
             StoreConfig::S3(config) => (crate::s3::open(&self.s3(config)?).await?, config.limits),
             StoreConfig::Gcs(config) => (crate::gcs::open(&self.gcs(config)?).await?, config.limits),

@@ -6,7 +6,10 @@
 
 mod file;
 mod layout;
+mod plain;
 mod walk;
+
+pub use plain::PlainFolder;
 
 use crate::wrap::pace::Scope;
 use crate::{

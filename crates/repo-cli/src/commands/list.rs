@@ -2,7 +2,7 @@
 
 use crate::output;
 use crate::session::Session;
-use crate::tree::Trees;
+use crate::tree::{Browser, Trees};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lifeboat_kopia::snapshot::DirEntry;
@@ -28,14 +28,18 @@ pub struct ListArgs {
 
 pub fn run(session: &Session, args: &ListArgs) -> Result<()> {
     let trees = Trees::open(session)?;
-    let root = trees.entry(&args.object)?;
+    list(trees.browser(), args, &trees.entry(&args.object)?)
+}
+
+/// Lists what is below `root`.
+pub fn list(trees: Browser<'_>, args: &ListArgs, root: &DirEntry) -> Result<()> {
     if !root.is_dir() {
         bail!("{} is not a directory; `show` prints files", args.object);
     }
-    print(&trees, args, &root, "")
+    print(trees, args, root, "")
 }
 
-fn print(trees: &Trees, args: &ListArgs, directory: &DirEntry, path: &str) -> Result<()> {
+fn print(trees: Browser<'_>, args: &ListArgs, directory: &DirEntry, path: &str) -> Result<()> {
     for entry in trees.children(directory)? {
         let entry = entry.with_context(|| format!("cannot list {:?} of {}", path, args.object))?;
         let name = String::from_utf8_lossy(entry.file_name());

@@ -18,6 +18,8 @@ mod provider;
 mod quickstart;
 pub mod repair;
 mod repository;
+#[cfg(feature = "restic")]
+pub mod restic;
 pub mod restore;
 pub mod sessions;
 pub mod snapshot;
@@ -62,6 +64,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Maintenance(command) => maintenance::run(&session, command),
         Command::Cache(command) => cache::run(&session, &command),
         Command::Logs(command) => logs::run(&session, &command),
+        #[cfg(feature = "restic")]
+        Command::Restic(command) => restic::run(&session, cli.global.password, &command),
         Command::Session(command) => sessions::run(&session, &command),
         Command::Quickstart(_) | Command::Benchmark(_) | Command::Completion { .. } | Command::Man { .. } => {
             Ok(())

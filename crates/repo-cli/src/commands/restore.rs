@@ -3,12 +3,11 @@
 use crate::output::bytes;
 use crate::progress::State;
 use crate::session::Session;
-use crate::tree::Trees;
+use crate::tree::{Browser, Trees};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lifeboat_kopia::snapshot::DirEntry;
-use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_repository::{Id, Repository as _};
+use lifeboat_repository::{Id, Repository};
 use lifeboat_uploader::{
     BlockRestoreOptions, Cancel, Error, Existing, PathFilter, Progress, RestoreFailure, RestoreOptions,
     RestoreReport,
@@ -117,17 +116,19 @@ const SHOWN: usize = 20;
 
 pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
     let trees = Trees::open(session)?;
-    let root = trees.entry(&args.snapshot)?;
+    restore(session, trees.browser(), &trees.entry(&args.snapshot)?, args)
+}
+
+/// Restores the tree below `root`.
+pub fn restore(session: &Session, trees: Browser<'_>, root: &DirEntry, args: &RestoreArgs) -> Result<()> {
     let progress = Progress::default();
     let cancel = session.cancel_on_signal();
     let total = root.summary.as_ref().map_or(root.size, |summary| summary.size.unsigned_abs());
     let state = || state(&progress, if args.include.is_empty() { total } else { 0 });
     if args.block {
-        return session
-            .display()
-            .during(state, || run_block(&trees.interface, &root, args, &progress, &cancel));
+        return session.display().during(state, || run_block(trees.0, root, args, &progress, &cancel));
     }
-    let restore = || lifeboat_uploader::restore(&trees.interface, &root, &options(args), &progress, &cancel);
+    let restore = || lifeboat_uploader::restore(trees.0, root, &options(args), &progress, &cancel);
     let restored = session.display().during(state, restore);
     let (report, is_complete) = match restored {
         Ok(report) => (report, true),
@@ -137,7 +138,7 @@ pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
             return Err(error).context(text);
         }
     };
-    print_failures(&trees, &root, &report);
+    print_failures(trees, root, &report);
     print(&report, args.verify);
     if !is_complete && !args.ignore_errors {
         bail!("{} entries could not be restored; everything else was", report.failed);
@@ -146,7 +147,7 @@ pub fn run(session: &Session, args: &RestoreArgs) -> Result<()> {
 }
 
 fn run_block(
-    interface: &KopiaRepository,
+    interface: &dyn Repository,
     root: &DirEntry,
     args: &RestoreArgs,
     progress: &Progress,
@@ -213,7 +214,7 @@ fn state(progress: &Progress, total: u64) -> State {
 
 /// Names what could not be restored; where its data is lost, also its object: `snapshot fix remove-files` takes that
 /// out of snapshots.
-fn print_failures(trees: &Trees, root: &DirEntry, report: &RestoreReport) {
+fn print_failures(trees: Browser<'_>, root: &DirEntry, report: &RestoreReport) {
     for RestoreFailure { path, error } in report.failures.iter().take(SHOWN) {
         match trees.below(root, path) {
             Ok(Some(DirEntry { object, .. })) if is_lost(trees, &object) => {
@@ -227,8 +228,8 @@ fn print_failures(trees: &Trees, root: &DirEntry, report: &RestoreReport) {
     }
 }
 
-fn is_lost(trees: &Trees, object: &str) -> bool {
-    trees.interface.is_whole(&Id::new(object)).is_ok_and(|is_whole| !is_whole)
+fn is_lost(trees: Browser<'_>, object: &str) -> bool {
+    trees.0.is_whole(&Id::new(object)).is_ok_and(|is_whole| !is_whole)
 }
 
 fn print(report: &RestoreReport, verified: bool) {

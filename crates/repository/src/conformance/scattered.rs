@@ -1,6 +1,6 @@
 //! Scenarios of [`Repository::read_scattered`].
 
-use super::{Harness, fresh, noise, write};
+use super::{Harness, Object, fresh, noise, write};
 use crate::{Destination, Error, ErrorKind, Id, Repository, Result, ScatterOptions, ScatterTotals, Wanted};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -95,17 +95,20 @@ pub(super) fn many_objects(harness: &dyn Harness) {
     let (options, repository) = fresh(harness);
     let samples = samples();
     let ids: Vec<Id> = samples.iter().map(|data| write(&*repository, data)).collect();
-    let check = |repository: &dyn Repository, when: &str| {
-        let to: Vec<Arc<Collected>> = samples.iter().map(|_| Arc::default()).collect();
-        read_all(repository, ids.iter().cloned().zip(to.iter().cloned()));
-        for (number, (to, data)) in to.iter().zip(&samples).enumerate() {
-            to.assert_is(data, &format!("object {number} {when}"));
-        }
-    };
-    check(&*repository, "before the flush");
+    let objects: Vec<Object> = ids.into_iter().zip(samples).collect();
+    come_together(&*repository, &objects, "before the flush");
     repository.flush().unwrap();
-    check(&*repository, "after the flush");
-    check(&*harness.service().open(&options).unwrap(), "in another handle");
+    come_together(&*repository, &objects, "after the flush");
+    come_together(&*harness.service().open(&options).unwrap(), &objects, "in another handle");
+}
+
+/// Reads objects together, each of which has to come.
+pub(super) fn come_together(repository: &dyn Repository, objects: &[Object], when: &str) {
+    let to: Vec<Arc<Collected>> = objects.iter().map(|_| Arc::default()).collect();
+    read_all(repository, objects.iter().map(|(id, _)| id.clone()).zip(to.iter().cloned()));
+    for (number, (to, (_, data))) in to.iter().zip(objects).enumerate() {
+        to.assert_is(data, &format!("object {number} {when}"));
+    }
 }
 
 pub(super) fn bad_ones_stop_nobody(harness: &dyn Harness) {
@@ -134,16 +137,21 @@ pub(super) fn what_is_there_is_kept(harness: &dyn Harness) {
     let data = noise(5, 60 << 20);
     let id = write(&*repository, &data);
     repository.flush().unwrap();
-    let mut before = data[..50 << 20].to_vec();
-    before[20 << 20] ^= 1;
+    let kept = keeps_what_is_there(&*repository, &(id, data));
+    assert!(kept > 30 << 20, "kept {kept}");
+}
+
+/// Reads an object to where its first five sixths are, but for one bit; tells how much of it was kept.
+pub(super) fn keeps_what_is_there(repository: &dyn Repository, (id, data): &Object) -> u64 {
+    let mut before = data[..data.len() / 6 * 5].to_vec();
+    before[data.len() / 3] ^= 1;
+    let missing = (data.len() - before.len()) as u64;
     let to = Arc::new(Collected { before, ..Collected::default() });
-    read_all(&*repository, [(id, to.clone())]);
-    to.assert_is(&data, "an object of which some was there");
-    let (kept, delivered) = {
-        let state = to.state.lock().unwrap();
-        (state.kept, state.delivered)
-    };
-    assert!(kept > 30 << 20 && delivered >= 10 << 20, "kept {kept}, delivered {delivered}");
+    read_all(repository, [(id.clone(), to.clone())]);
+    to.assert_is(data, "an object of which some was there");
+    let state = to.state.lock().unwrap();
+    assert!(state.delivered > missing, "delivered {} of {missing} and a bit", state.delivered);
+    state.kept
 }
 
 pub(super) fn breaking_off(harness: &dyn Harness) {
@@ -151,10 +159,15 @@ pub(super) fn breaking_off(harness: &dyn Harness) {
     let (long, short) = (noise(6, 40 << 20), noise(7, 1000));
     let (long_id, short_id) = (write(&*repository, &long), write(&*repository, &short));
     repository.flush().unwrap();
+    breaks_off(&*repository, &long_id, &(short_id, short));
+}
+
+/// Reads two objects, the first of which is not wanted any more when it begins.
+pub(super) fn breaks_off(repository: &dyn Repository, long: &Id, (short_id, short): &Object) {
     let uninterested = Arc::new(Collected { break_off: true, ..Collected::default() });
     let other = Arc::<Collected>::default();
-    read_all(&*repository, [(long_id, uninterested.clone()), (short_id, other.clone())]);
-    other.assert_is(&short, "the other object");
+    read_all(repository, [(long.clone(), uninterested.clone()), (short_id.clone(), other.clone())]);
+    other.assert_is(short, "the other object");
     assert!(uninterested.state.lock().unwrap().outcome.is_none(), "who broke off hears nothing more");
 }
 
@@ -180,6 +193,11 @@ pub(super) fn stopping(harness: &dyn Harness) {
     let (_, repository) = fresh(harness);
     let id = write(&*repository, &noise(8, 3 << 20));
     repository.flush().unwrap();
+    stops(&*repository, &id);
+}
+
+/// Reads an object again and again until it is told to stop.
+pub(super) fn stops(repository: &dyn Repository, id: &Id) {
     let (started, finished) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut asked = 0u64;
     // It never ends by itself.

@@ -8,4 +8,4 @@ mod service;
 mod settings;
 
 pub use open::KopiaRepository;
-pub use service::KopiaService;
+pub use service::{KopiaService, store_config};

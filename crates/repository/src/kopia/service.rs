@@ -225,6 +225,11 @@ fn password(options: &RepositoryOptions) -> Password {
     Password::new(options.password.reveal())
 }
 
+/// The storage that options of the interface name, for engines that have the same kinds of it.
+pub fn store_config(options: &RepositoryOptions) -> Result<StoreConfig> {
+    Ok(storage_info(options)?.store_config()?)
+}
+
 fn storage_info(options: &RepositoryOptions) -> Result<StorageInfo> {
     let mut storage = settings::storage(options)?;
     let config = storage.get_mut("config").map(serde_json::Value::take).unwrap_or_default();
