@@ -28,7 +28,7 @@ use lifeboat_exposer::{Direction, Kind};
 use lifeboat_kopia::repo::Access;
 use lifeboat_uploader::Cancel;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
