@@ -342,7 +342,7 @@ async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Tu
                     it.status_mut().progress = progress;
                 }
                 if let Some(node) = node {
-                    it.movement_mut().node = node;
+                    it.set_node(node);
                 }
                 it.annotations_mut().remove(notes::REPLACING_SINCE);
             })
