@@ -109,7 +109,7 @@ pub(crate) fn link_target(node: &Node) -> &[u8] {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use lifeboat_kopia::snapshot::DirParser;

@@ -113,7 +113,7 @@ fn by_flags(storage: &Storage) -> Result<StoreConfig> {
     if matches!(storage, Storage::Filesystem { flat: true, .. }) {
         bail!("--flat is for repositories of Kopia; restic has one way to lay out a folder");
     }
-    Ok(storage::describe(storage)?.0.store_config()?)
+    Ok(storage::describe(storage, None)?.0.store_config()?)
 }
 
 /// The repository that restic would use, with its variables for credentials.
