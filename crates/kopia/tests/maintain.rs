@@ -326,6 +326,28 @@ async fn a_writer_that_deduplicated_against_a_content_being_collected_is_safe() 
     }
 }
 
+/// The deletion is still in the index blobs, only hidden, and must not outrank what was written after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_dropped_is_written_again_also_by_a_client_whose_clock_is_behind() {
+    for version in [1, 2, 3] {
+        let world = World::new();
+        let repository = world.create(version).await;
+        let same = files(&[("a", 1, 100_000), ("sub/b", 2, 100_000)]);
+        let doomed = take_snapshot(&repository, &same).await;
+        delete_snapshot(&repository, &doomed).await;
+        world.clock.advance(hours(1));
+        assert!(run(&repository, Mode::Full, &Safety::NONE).await.is_clean());
+        assert_eq!(contents(&repository, Deleted::Include), 0, "version {version}");
+        world.clock.advance(-jiff::SignedDuration::from_mins(2));
+        let behind = world.open().await;
+        let expected = BTreeMap::from([(take_snapshot(&behind, &same).await, same)]);
+        assert_whole(&world.open().await, &expected).await;
+        world.clock.advance(hours(1));
+        assert!(run(&world.open().await, Mode::Full, &Safety::NONE).await.is_clean());
+        assert_whole(&world.open().await, &expected).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn packs_of_a_session_that_may_be_alive_are_left_alone() {
     let world = World::new();

@@ -15,6 +15,7 @@ use lifeboat_kopia::verify::{self, VerifyContents, VerifySnapshots};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::tree::Random;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -297,15 +298,15 @@ struct Rounds {
     /// How many snapshots were taken and deleted, and how often maintenance ran.
     played: u64,
     maintained: u64,
-    log: Vec<String>,
 }
 
 impl Rounds {
     fn new(version: &str, seed: u64) -> Rounds {
         let place = Place::new(version);
         place.kopia.run(["cache", "set", "--max-list-cache-duration=0s"]).unwrap();
-        let log = vec![format!("version {version}, seed {seed}")];
-        Rounds { place, random: Random::new(seed), alive: Vec::new(), played: 0, maintained: 0, log }
+        place.kopia.keep_all_snapshots().unwrap();
+        println!("version {version}, seed {seed}");
+        Rounds { place, random: Random::new(seed), alive: Vec::new(), played: 0, maintained: 0 }
     }
 
     /// Plays so many rounds, and until maintenance is the last of them. Each is a snapshot that is taken or deleted, or a
@@ -355,7 +356,7 @@ impl Rounds {
         assert_eq!(taken.len(), folders.len());
         self.played += taken.len() as u64;
         for ((id, root), folder) in taken.into_iter().zip(folders) {
-            self.log.push(format!("snapshot {id} of {}, ours: {ours}", folder.display()));
+            println!("snapshot {id} of {}, ours: {ours}", folder.display());
             self.alive.push((id, root, read_folder(&folder)));
         }
     }
@@ -368,7 +369,7 @@ impl Rounds {
             doomed.push(self.alive.swap_remove(place).0);
         }
         self.played += doomed.len() as u64;
-        self.log.push(format!("delete {doomed:?}, ours: {ours}"));
+        println!("delete {doomed:?}, ours: {ours}");
         if ours {
             let repository = self.place.open().await;
             for id in &doomed {
@@ -385,7 +386,7 @@ impl Rounds {
         // The index counts whole seconds, and only what was deleted before the present one is forgotten.
         std::thread::sleep(Duration::from_secs(2));
         let ours = self.random.below(2) == 0;
-        self.log.push(format!("maintenance, ours: {ours}"));
+        println!("maintenance, ours: {ours}");
         match ours {
             true => drop(maintain(&self.place).await),
             false => self.place.kopia.full_maintenance().unwrap(),
@@ -396,8 +397,13 @@ impl Rounds {
 
     async fn verify(&self) {
         let repository = self.place.open().await;
+        let listed = repository.snapshots().await.unwrap();
+        assert!(listed.damaged.is_empty(), "{:?}", listed.damaged);
+        let listed: BTreeSet<&str> = listed.snapshots.iter().map(|snapshot| snapshot.id.as_str()).collect();
+        let alive: BTreeSet<&str> = self.alive.iter().map(|(id, ..)| id.as_str()).collect();
+        assert_eq!(listed, alive, "a snapshot went that nobody deleted, or one came back");
         for (id, root, files) in &self.alive {
-            assert!(read_tree(&repository, root).await == *files, "{id} differs: {:#?}", self.log);
+            assert!(read_tree(&repository, root).await == *files, "{id} differs");
         }
         drop(repository);
         self.place.assert_sound().await;

@@ -222,6 +222,7 @@ impl Arena {
     }
 
     async fn play(&mut self, rounds: u64) {
+        self.kopia.keep_all_snapshots().unwrap();
         for round in 0..rounds {
             self.round().await;
             if round % 2 == 1 {

@@ -177,6 +177,12 @@ impl Kopia {
         self.run(args(&["policy", "set"], [] as [&Path; 0], flags)).map(drop)
     }
 
+    /// Has every snapshot kept. Otherwise each `snapshot create` deletes those of its source, whoever took them, that are not
+    /// among the ten latest and not the last of an hour, day, week, month or year.
+    pub fn keep_all_snapshots(&self) -> Result<()> {
+        self.set_policy(&["--global", "--keep-latest=1000000"])
+    }
+
     /// Runs a command that must succeed.
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
         process::run_ok(self.command(args), LIMIT)

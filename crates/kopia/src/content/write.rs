@@ -163,7 +163,8 @@ impl ContentStore {
         asked.map(|()| (jobs, others))
     }
 
-    /// Whether the published index has a claimed content; if only as deleted, the new entry must be later.
+    /// Whether the published index has a claimed content; if only as deleted, the new entry must be later. A deletion that
+    /// the watermark hides counts as well: it would outrank an entry by a clock that is behind, and hide that, too.
     fn ask_published(&self, job: &mut Job<'_>) -> Result<Published> {
         let committed = &self.shared.committed;
         // What this session deleted is written again, whatever the published index says, and so is what is lost.
@@ -173,7 +174,7 @@ impl ContentStore {
         {
             return Ok(Published::Live);
         }
-        let entry = committed.ask(|index| index.get(&job.id))?;
+        let entry = committed.ask(|index| index.with_watermark(i64::MIN).get(&job.id))?;
         job.after = job.after.max(entry.map(|entry| entry.timestamp_seconds));
         Ok(Published::Absent)
     }
