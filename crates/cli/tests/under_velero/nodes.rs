@@ -147,6 +147,9 @@ fn an_upload_goes_on_on_another_node_when_its_own_is_lost() {
     let cluster = stage.cluster;
     let kubectl = cluster.kubectl();
     kubectl.run(["uncordon", OTHER_NODE]).unwrap();
+    // A lost node does not let go of a volume that only one node may use; a copy that is only read may be used on two.
+    let shared = json!({ "backupPVC": { TEST_CLASS_ANYWHERE: { "readOnly": true } } });
+    let _shared = Configured::new(cluster, &shared);
     let there = json!({ "loadAffinity": [{ "nodeSelector": { "matchLabels": { "kubernetes.io/hostname": OTHER_NODE } } }] });
     let configured = Configured::new(cluster, &there);
     let gate = Gate::default();
