@@ -226,7 +226,9 @@ fn the_mover_is_for_the_system_of_the_node_that_has_the_volume() {
     let pod =
         wait_for_object(&kubectl, "velero", PATIENCE, ("pod", "windows-1"), "being made", made).unwrap();
     assert_eq!(pod["spec"]["os"]["name"], "windows", "{pod:#}");
-    assert_eq!(pod["spec"]["nodeSelector"]["kubernetes.io/os"], "windows", "{pod:#}");
+    let nodes = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let windows = json!([{ "key": "kubernetes.io/os", "operator": "In", "values": ["windows"] }]);
+    assert_eq!(*nodes, json!([{ "matchExpressions": windows }]), "{pod:#}");
     cancel(cluster, "dataupload", "windows-1");
     let of = ("dataupload", "windows-1");
     let ended = wait_for_object(&kubectl, "velero", PATIENCE, of, "the end", has_ended).unwrap();
