@@ -92,7 +92,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
         attempts_exhausted: movers_lost(object) + 1 >= MOVERS,
     };
-    let hopeless = unclaimable.or_else(|| gate.hopeless.clone()).or_else(|| object.impossible());
+    // What nobody could do comes before what this pod does not allow: another pod would not help.
+    let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
     Ok(Look { observation, pod, hosted, seen, gate, hopeless })
 }
 
