@@ -253,6 +253,7 @@ mod tests {
                 annotations: Default::default(),
                 resources: Default::default(),
                 priority_class: None,
+                beside_velero: false,
             };
             let log_args = vec!["--log-format=json".to_owned(), "--log-level".to_owned(), "debug".to_owned()];
             let surroundings = Surroundings { image: "i".to_owned(), log_args, ..Surroundings::default() };

@@ -66,7 +66,7 @@ impl Kind {
         matches!(self, Self::PodVolumeBackup | Self::PodVolumeRestore)
     }
 
-    /// The label by which a hosting pod names its operation.
+    /// The label by which a hosting pod names its operation to Velero.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

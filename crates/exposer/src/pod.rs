@@ -62,6 +62,8 @@ pub struct HostedVolume {
     pub resources: ResourceRequirements,
     /// Its priority.
     pub priority_class: Option<String>,
+    /// Whether Velero's own node-agent is at work too: it takes every pod with its label for one of its own.
+    pub beside_velero: bool,
 }
 
 /// The pod that moves the operation's volume.
@@ -120,7 +122,11 @@ fn marks(
     let mut labels = chosen(&volume.labels, &surroundings.labels);
     // Ours last: it is by these that the node-agent finds the pod again.
     labels.extend(ledger::labels(operation));
-    labels.insert(operation.kind.label().to_owned(), operation.name.clone());
+    if volume.beside_velero {
+        labels.remove(operation.kind.label());
+    } else {
+        labels.insert(operation.kind.label().to_owned(), operation.name.clone());
+    }
     if let Some(group) = operation.kind.pod_group() {
         labels.insert(labels::EXPOSER_POD_GROUP.to_owned(), group.to_owned());
     }

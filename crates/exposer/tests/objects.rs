@@ -44,6 +44,7 @@ fn volume(source: VolumeSource) -> HostedVolume {
         annotations: BTreeMap::new(),
         resources: ResourceRequirements::default(),
         priority_class: None,
+        beside_velero: false,
     }
 }
 
@@ -299,6 +300,9 @@ fn what_people_want_replaces_what_is_inherited_but_never_our_own_labels() {
         json!({ "team": "x", "velero.io/data-upload": "b1-x7k2p", "velero.io/exposer-pod-group": "snapshot-exposer" })
     );
     assert_eq!(pod["metadata"]["annotations"], json!({ "a": "b" }));
+    let beside = HostedVolume { beside_velero: true, ..wanted };
+    let labels = build(Kind::DataUpload, &beside, &Placement::default())["metadata"]["labels"].clone();
+    assert_eq!(labels, json!({ "team": "x", "velero.io/exposer-pod-group": "snapshot-exposer" }));
     assert_eq!(pod["spec"]["priorityClassName"], "low");
     assert_eq!(pod["spec"]["securityContext"]["seLinuxOptions"], json!({ "type": "spc_t" }));
     assert_eq!(pod["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"], true);

@@ -294,6 +294,7 @@ pub(crate) async fn hosted_volume(
         annotations: config.pod_annotations.clone(),
         resources,
         priority_class: priority_class(agent, &config.priority_class_name).await?,
+        beside_velero: !agent.options.data_mover.is_empty(),
     })
 }
 

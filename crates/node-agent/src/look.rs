@@ -37,8 +37,8 @@ pub(crate) struct Look<K: Exposed> {
 pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K>, kube::Error> {
     let phase = object.phase();
     let operation = object.operation();
-    let pod = if phase == Phase::New { None } else { pod(agent, object).await? };
     let replacing = time(object.note(notes::REPLACING_SINCE));
+    let pod = if phase == Phase::New { None } else { pod(agent, object, replacing.is_some()).await? };
     let mut hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
     if let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
         hosted = hosted.on_lost_node(&node);
@@ -92,7 +92,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
         attempts_exhausted: movers_lost(object) + 1 >= MOVERS,
     };
-    let hopeless = unclaimable.or_else(|| gate.hopeless.clone()).or_else(|| object.impossible());
+    // What nobody could do comes before what this pod does not allow: another pod would not help.
+    let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
     Ok(Look { observation, pod, hosted, seen, gate, hopeless })
 }
 
@@ -129,12 +130,17 @@ pub(crate) fn time(text: Option<&str>) -> Option<Timestamp> {
 }
 
 /// The hosting pod: from memory, and only if it is not there from the cluster, so that a pod that was just made is not
-/// taken for one that is gone.
-async fn pod<K: Exposed>(agent: &Agent, object: &K) -> Result<Option<Arc<Pod>>, kube::Error> {
+/// taken for one that is gone. While a lost one is replaced memory is not trusted: it may still have that, which would then
+/// be lost twice.
+async fn pod<K: Exposed>(
+    agent: &Agent,
+    object: &K,
+    replacing: bool,
+) -> Result<Option<Arc<Pod>>, kube::Error> {
     let name = object.name_any();
     let uid = object.uid().unwrap_or_default();
     let ours = |pod: &Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
-    if let Some(pod) = agent.pod(&name).filter(|pod| ours(pod)) {
+    if let Some(pod) = agent.pod(&name).filter(|pod| !replacing && ours(pod)) {
         return Ok(Some(pod));
     }
     if object.phase().is_final() {

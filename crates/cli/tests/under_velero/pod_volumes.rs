@@ -157,7 +157,8 @@ impl OurHelper {
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": "restore-wait", "namespace": "velero", "labels": labels },
-            "data": { "image": IMAGE },
+            // Only who may write to a volume can remove the mark in it.
+            "data": { "image": IMAGE, "secCtxRunAsUser": "0" },
         });
         cluster.kubectl().apply(&map.to_string()).unwrap();
         Self(cluster)
@@ -265,13 +266,20 @@ fn a_backup_of_a_live_pod_is_cancelled_without_a_trace_and_its_mover_saw_one_fol
 }
 
 fn by_hand(kind: &str, name: &str, pod: &Value, uploader: &str) -> Value {
-    json!({
+    let mut operation = json!({
         "apiVersion": "velero.io/v1", "kind": kind, "metadata": { "name": name, "namespace": "velero" },
         "spec": {
-            "node": "node1", "pod": pod, "volume": "tmp", "backupStorageLocation": "default", "repoIdentifier": "",
-            "uploaderType": uploader, "snapshotID": "s", "sourceNamespace": "velero",
+            "pod": pod, "volume": "tmp", "backupStorageLocation": "default", "repoIdentifier": "", "uploaderType": uploader,
         },
-    })
+    });
+    let more: &[(&str, &str)] = match kind {
+        "PodVolumeBackup" => &[("node", "node1")],
+        _ => &[("snapshotID", "s"), ("sourceNamespace", "velero")],
+    };
+    for (field, value) in more {
+        operation["spec"][field] = json!(value);
+    }
+    operation
 }
 
 /// The pod of the node-agent, as operations name pods.

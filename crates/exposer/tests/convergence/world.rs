@@ -139,6 +139,7 @@ pub(crate) fn hosted() -> HostedVolume {
         annotations: BTreeMap::new(),
         resources: ResourceRequirements::default(),
         priority_class: None,
+        beside_velero: false,
     }
 }
 
