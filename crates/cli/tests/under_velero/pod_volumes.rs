@@ -311,11 +311,3 @@ fn operations_of_pods_that_cannot_be_done_fail_at_once_and_say_why() {
         assert_fails(stage.cluster, &by_hand(kind, name, pod, uploader), words);
     }
 }
-
-/// Other tests run under the `baseline` standard: folders of nodes are refused, and that is what the operation says in the end.
-#[test]
-fn where_folders_of_nodes_are_not_admitted_the_backup_of_a_pod_says_so() {
-    let stage = together();
-    let operation = by_hand("PodVolumeBackup", "refused", &agent_pod(stage.cluster), "kopia");
-    assert_fails(stage.cluster, &operation, "hostPath");
-}
