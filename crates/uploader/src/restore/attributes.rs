@@ -37,6 +37,11 @@ impl Attributes {
         }
     }
 
+    /// Whether the file may have further names.
+    pub(super) fn may_have_names(&self) -> bool {
+        self.extras.as_ref().is_some_and(|extras| extras.hard_link.is_some())
+    }
+
     fn times(&self) -> Timestamps {
         let time = Timespec { tv_sec: self.time.seconds, tv_nsec: self.time.nanoseconds.into() };
         Timestamps { last_access: time, last_modification: time }

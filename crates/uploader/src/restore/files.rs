@@ -98,7 +98,13 @@ impl<'a> File<'a> {
 
     /// Gives the file a further name in `directory`. It need not be whole for that.
     pub(super) fn link(&self, directory: &Arc<Directory>, name: CString) -> Result<()> {
-        self.handle()?;
+        {
+            let mut state = self.state.lock();
+            // One that is there stays, and may not let us open it any more once it is whole.
+            if state.identity.is_none() {
+                self.open(&mut state)?;
+            }
+        }
         link(&self.directory, &self.name, directory, &name)?;
         let mut state = self.state.lock();
         if state.ended == Some(Ended::Failed) {
@@ -127,7 +133,10 @@ impl<'a> File<'a> {
 
     /// The open file; created if it is not there yet.
     fn handle(&self) -> Result<Arc<OwnedFd>> {
-        let mut state = self.state.lock();
+        self.open(&mut self.state.lock())
+    }
+
+    fn open(&self, state: &mut State) -> Result<Arc<OwnedFd>> {
         if state.ended == Some(Ended::Failed) {
             return Err(self.lost(&self.directory, &self.name));
         }
@@ -188,7 +197,8 @@ impl<'a> File<'a> {
         Error::File { action: "write", path: self.directory.join(&self.name), source }
     }
 
-    /// Creates, writes and finishes a file whose bytes are all here.
+    /// Creates, writes and finishes a file whose bytes are all here. Not one with further names: whoever makes those must
+    /// find it again.
     fn write_whole(&self, bytes: &[u8]) -> Result<()> {
         let (fd, given) = self.create()?;
         let write = || match self.is_sparse(bytes.len()) {
@@ -256,7 +266,8 @@ impl<'a> File<'a> {
             return Err(self.wrong_size("more"));
         }
         let is_first = || self.state.lock().identity.is_none();
-        if length == self.size && self.how != How::InPlace && is_first() {
+        let is_whole = length == self.size && self.how != How::InPlace && !self.attributes.may_have_names();
+        if is_whole && is_first() {
             self.write_whole(bytes)?;
             self.state.lock().ended = Some(Ended::Whole);
         } else {

@@ -94,8 +94,7 @@ fn update(stat: &Stat, size: u64, attributes: &Attributes) -> Decision {
     let same_time =
         (stat.st_mtime, stat.st_mtime_nsec as u32) == (attributes.time.seconds, attributes.time.nanoseconds);
     // What is written in place is written to all names of a file, of which some may be outside of the target.
-    let may_have_names = attributes.extras.as_ref().is_some_and(|extras| extras.hard_link.is_some());
-    match is_file && (stat.st_nlink == 1 || may_have_names) {
+    match is_file && (stat.st_nlink == 1 || attributes.may_have_names()) {
         false => Decision::Restore(How::New { replaces: true }),
         true if same_time && stat.st_size == size as i64 => Decision::AttributesOnly,
         true => Decision::Restore(How::InPlace),

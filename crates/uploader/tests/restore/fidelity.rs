@@ -171,6 +171,28 @@ fn names_of_one_file_are_one_file_again() {
     assert_eq!(fs::read(target.join("sub/s2")).unwrap(), b"small");
 }
 
+/// More lies between the two names than is read ahead, so that the file is whole long before its second name is found.
+#[test]
+fn a_file_that_is_whole_gets_further_names_and_keeps_its_bytes() {
+    let fixture = Fixture::new();
+    let extras = Extras {
+        hard_link: Some(HardLink { inode: 5, file_system: 0, names: 2, ..HardLink::default() }),
+        ..Extras::default()
+    };
+    let first = with_extras(fixture.file("a", b"bytes"), extras);
+    let second = DirEntry { name: "z".into(), ..first.clone() };
+    let between = (0..60).map(|number| fixture.file(format!("m{number:02}"), &noise(number, 4 << 20)));
+    let entries: Vec<DirEntry> = [first].into_iter().chain(between).chain([second]).collect();
+    let root = fixture.directory("root", &entries);
+    let target = fixture.path("target");
+    let inode = |name: &str| fs::metadata(target.join(name)).unwrap().ino();
+    for _ in ["a new target", "the same once more"] {
+        fixture.restore(&root, &target).unwrap();
+        assert_eq!(fs::read(target.join("a")).unwrap(), b"bytes");
+        assert_eq!(inode("a"), inode("z"));
+    }
+}
+
 #[test]
 fn names_of_a_file_that_cannot_be_restored_are_all_missing() {
     let fixture = Fixture::new();
