@@ -64,15 +64,15 @@ fn volumes_that_wait_for_their_pod_come_back_as_they_were() {
 /// In one repository, and each on top of what the other has written.
 #[test]
 fn either_node_agent_restores_what_the_other_has_backed_up() {
-    let mut stage = alone(Agent::Ours);
+    let mut stage = alone(Agent::Veleros);
     let (space, before) = filled(stage.cluster, "crossed", HOSTPATH_CLASS);
+    back_up(stage.cluster, &space, "theirs", &[]);
+    assert_completed(stage.cluster, "backup.velero.io", "theirs");
+    stage.switch(Agent::Ours);
+    assert_comes_back(stage.cluster, &space, "theirs", &before);
     back_up(stage.cluster, &space, "ours", &[]);
     assert_completed(stage.cluster, "backup.velero.io", "ours");
     assert_nothing_left(stage.cluster, space.name(), "ours");
     stage.switch(Agent::Veleros);
     assert_comes_back(stage.cluster, &space, "ours", &before);
-    back_up(stage.cluster, &space, "theirs", &[]);
-    assert_completed(stage.cluster, "backup.velero.io", "theirs");
-    stage.switch(Agent::Ours);
-    assert_comes_back(stage.cluster, &space, "theirs", &before);
 }
