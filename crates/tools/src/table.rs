@@ -56,14 +56,10 @@ pub const TOOLS: &[Tool] = &[
         group: Group::Peers,
         recipe: Recipe::Debian { packages: &["fio"], program: "/usr/bin/fio" },
     },
-    kopia_suite("kopia-suite-runner", Group::Peers, "github.com/kopia/kopia/tests/tools/kopiarunner"),
-    kopia_suite("kopia-suite-recovery", Group::Peers, "github.com/kopia/kopia/tests/recovery/recovery_test"),
-    kopia_suite("kopia-suite-compat", Group::Peers, "github.com/kopia/kopia/tests/compat_test"),
-    kopia_suite(
-        "kopia-suite-robustness",
-        Group::Peers,
-        "github.com/kopia/kopia/tests/robustness/robustness_test",
-    ),
+    kopia_suite("kopia-suite-runner", "github.com/kopia/kopia/tests/tools/kopiarunner"),
+    kopia_suite("kopia-suite-recovery", "github.com/kopia/kopia/tests/recovery/recovery_test"),
+    kopia_suite("kopia-suite-compat", "github.com/kopia/kopia/tests/compat_test"),
+    kopia_suite("kopia-suite-robustness", "github.com/kopia/kopia/tests/robustness/robustness_test"),
     Tool {
         name: "kopia-0.8.4",
         version: "0.8.4",
@@ -75,10 +71,6 @@ pub const TOOLS: &[Tool] = &[
             stamps: &[(KOPIA_VERSION, "0.8.4")],
         },
     },
-    // Further releases and suites of peers.
-    kopia("kopia-0.21.1", "0.21.1", Group::Long, "kopia-0.21.1", &[(KOPIA_VERSION, "0.21.1")]),
-    kopia("kopia-0.19.0", "0.19.0", Group::Long, "kopia-0.19.0", &[(KOPIA_VERSION, "0.19.0")]),
-    kopia("kopia-velero", "0.16.0 of Velero 1.18", Group::Long, "kopia-velero", &[(KOPIA_VERSION, "velero")]),
     Tool {
         name: "restic",
         version: "0.18.1",
@@ -89,6 +81,10 @@ pub const TOOLS: &[Tool] = &[
             stamps: &[("main.version", "0.18.1")],
         },
     },
+    // Further releases of peers, and peers of benchmarks.
+    kopia("kopia-0.21.1", "0.21.1", Group::Long, "kopia-0.21.1", &[(KOPIA_VERSION, "0.21.1")]),
+    kopia("kopia-0.19.0", "0.19.0", Group::Long, "kopia-0.19.0", &[(KOPIA_VERSION, "0.19.0")]),
+    kopia("kopia-velero", "0.16.0 of Velero 1.18", Group::Long, "kopia-velero", &[(KOPIA_VERSION, "velero")]),
     Tool {
         name: "rustic",
         version: "0.11.4",
@@ -198,8 +194,9 @@ const fn debian(name: &'static str, packages: &'static [&'static str], program: 
 const KOPIA_VERSION: &str = "github.com/kopia/kopia/repo.BuildVersion";
 
 /// One of kopia's own test suites, which run any program that behaves like kopia (`KOPIA_EXE`).
-const fn kopia_suite(name: &'static str, group: Group, package: &'static str) -> Tool {
-    Tool { name, version: "0.22.3", group, recipe: Recipe::GoTest { module: "kopia", package } }
+const fn kopia_suite(name: &'static str, package: &'static str) -> Tool {
+    let recipe = Recipe::GoTest { module: "kopia", package };
+    Tool { name, version: "0.22.3", group: Group::Peers, recipe }
 }
 
 /// A release of kopia's command line.
