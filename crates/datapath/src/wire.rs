@@ -10,6 +10,8 @@ use std::fmt;
 
 /// How the message of a data path that was stopped ends; node-agents know it by nothing else.
 pub const CANCELED: &str = "data path is canceled";
+/// How the message of a data path ends whose container was ended from outside.
+pub const INTERRUPTED: &str = "the container was told to end";
 
 /// The file whose content becomes the termination message of the container.
 pub const TERMINATION_LOG: &str = "/dev/termination-log";
@@ -178,6 +180,8 @@ pub enum Ending {
     Restored(RestoreResult),
     /// It was stopped; the text says what was stopped.
     Canceled(String),
+    /// Somebody ended the container, such as who drains its node; another mover may get through. The text says what was stopped.
+    Interrupted(String),
     /// It could not be done; the text says why.
     Failed(String),
 }
@@ -192,13 +196,15 @@ pub struct UnreadableResult {
 
 impl Ending {
     /// What the container leaves as its termination message, at most [`MAX_TERMINATION_MESSAGE`] bytes of it. Success is
-    /// the result and nothing else; a stop ends in [`CANCELED`].
+    /// the result and nothing else; a stop ends in [`CANCELED`] or
+    /// [`INTERRUPTED`].
     #[must_use]
     pub fn termination_message(&self) -> String {
         match self {
             Self::BackedUp(result) => json(result),
             Self::Restored(result) => json(result),
             Self::Canceled(text) => shortened(&format!("{text}: {CANCELED}")),
+            Self::Interrupted(text) => shortened(&format!("{text}: {INTERRUPTED}")),
             Self::Failed(text) => shortened(text),
         }
     }
@@ -206,7 +212,7 @@ impl Ending {
     /// The status with which the mover exits.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        u8::from(matches!(self, Self::Canceled(_) | Self::Failed(_)))
+        u8::from(matches!(self, Self::Canceled(_) | Self::Interrupted(_) | Self::Failed(_)))
     }
 
     /// The ending of a pod that is done, from whether it succeeded and from its termination message.
@@ -216,9 +222,11 @@ impl Ending {
     pub fn read(direction: Direction, succeeded: bool, message: &str) -> Result<Self, UnreadableResult> {
         if !succeeded {
             let text = message.trim_end();
-            return Ok(match text.strip_suffix(CANCELED) {
-                Some(before) => Self::Canceled(before.trim_end_matches([' ', ':']).to_owned()),
-                None => Self::Failed(text.to_owned()),
+            let before = |suffix| Some(text.strip_suffix(suffix)?.trim_end_matches([' ', ':']).to_owned());
+            return Ok(match (before(CANCELED), before(INTERRUPTED)) {
+                (Some(what), _) => Self::Canceled(what),
+                (None, Some(what)) => Self::Interrupted(what),
+                (None, None) => Self::Failed(text.to_owned()),
             });
         }
         match direction {
@@ -307,6 +315,9 @@ mod tests {
         assert!(message.ends_with(CANCELED), "{message}");
         assert_eq!(ending.exit_code(), 1);
         assert_eq!(Ending::read(Direction::Backup, false, &format!("{message}\n")).unwrap(), ending);
+        let interrupted = Ending::Interrupted("data path for dm-x stopped".to_owned());
+        let message = interrupted.termination_message();
+        assert_eq!(Ending::read(Direction::Backup, false, &message).unwrap(), interrupted);
         let other = Ending::read(Direction::Backup, false, "data path is canceled by mistake").unwrap();
         assert!(matches!(other, Ending::Failed(_)));
     }

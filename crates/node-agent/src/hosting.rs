@@ -3,7 +3,7 @@
 use crate::machine::Hosting;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use lifeboat_datapath::observe::{PodReport, read_pod};
-use lifeboat_datapath::wire::Ending;
+use lifeboat_datapath::wire::{Ending, INTERRUPTED};
 use lifeboat_exposer::Operation;
 
 /// What a hosting pod does, and what is to be said about it.
@@ -31,20 +31,21 @@ pub(crate) fn hosted(operation: &Operation, pod: Option<&Pod>, wanted: bool) -> 
     let Some(pod) = pod else {
         return said(if wanted { Hosting::Preparing } else { Hosting::Absent }, None);
     };
-    let report = read_pod(operation, pod);
-    if let PodReport::Ended(ending) = report {
-        return ended(operation, pod, ending);
-    }
-    if pod.metadata.deletion_timestamp.is_some() {
-        return said(Hosting::Preparing, Some("its pod is being deleted".to_owned()));
-    }
-    match report {
+    let being_deleted = pod.metadata.deletion_timestamp.is_some();
+    let on_its_way_out = || said(Hosting::Preparing, Some("its pod is being deleted".to_owned()));
+    match read_pod(operation, pod) {
+        PodReport::Ended(ending) => {
+            let hosted = ended(operation, pod, ending);
+            // It was lost once: until it is gone, its replacement is what is waited for.
+            let known = wanted && being_deleted && hosted.state == Hosting::Broken;
+            if known { on_its_way_out() } else { hosted }
+        }
+        _ if being_deleted => on_its_way_out(),
         PodReport::Running => said(Hosting::Running, None),
         PodReport::Waiting(Some(trouble)) if trouble.hopeless => {
             said(Hosting::Broken, Some(trouble.to_string()))
         }
         PodReport::Waiting(trouble) => said(Hosting::Preparing, trouble.map(|trouble| trouble.to_string())),
-        PodReport::Ended(ending) => ended(operation, pod, ending),
     }
 }
 
@@ -52,6 +53,7 @@ fn ended(operation: &Operation, pod: &Pod, ending: Ending) -> Hosted {
     let (state, words) = match &ending {
         Ending::BackedUp(_) | Ending::Restored(_) => (Hosting::Succeeded, None),
         Ending::Canceled(words) => (Hosting::Canceled, Some(words.clone())),
+        Ending::Interrupted(words) => (Hosting::Broken, Some(format!("{words}: {INTERRUPTED}"))),
         Ending::Failed(words) if was_lost(operation, pod) => (Hosting::Broken, Some(words.clone())),
         Ending::Failed(words) => (Hosting::Failed, Some(words.clone())),
     };
@@ -79,14 +81,18 @@ mod tests {
     use serde_json::{Value, json};
 
     fn state(status: Value) -> Hosting {
+        state_of(json!({ "name": "dm-1" }), status, false)
+    }
+
+    fn state_of(metadata: Value, status: Value, wanted: bool) -> Hosting {
         let operation = Operation {
             kind: Kind::DataUpload,
             namespace: "velero".into(),
             name: "dm-1".into(),
             uid: "u-1".into(),
         };
-        let pod = json!({ "metadata": { "name": "dm-1" }, "spec": { "containers": [] }, "status": status });
-        hosted(&operation, Some(&serde_json::from_value(pod).unwrap()), false).state
+        let pod = json!({ "metadata": metadata, "spec": { "containers": [] }, "status": status });
+        hosted(&operation, Some(&serde_json::from_value(pod).unwrap()), wanted).state
     }
 
     fn ended(terminated: Value) -> Value {
@@ -103,12 +109,27 @@ mod tests {
     fn a_mover_without_last_words_was_lost_unless_it_would_be_again() {
         assert_eq!(state(ended(json!({ "exitCode": 1, "message": "no bucket" }))), Hosting::Failed);
         assert_eq!(state(ended(json!({ "exitCode": 137, "reason": "Error" }))), Hosting::Broken);
+        let interrupted = Ending::Interrupted("data path for dm-1 stopped".to_owned());
+        assert_eq!(
+            state(ended(json!({ "exitCode": 1, "message": interrupted.termination_message() }))),
+            Hosting::Broken
+        );
         assert_eq!(state(ended(json!({ "exitCode": 137, "reason": "OOMKilled" }))), Hosting::Failed);
         assert_eq!(state(json!({ "phase": "Failed", "reason": "Evicted" })), Hosting::Broken);
         assert_eq!(
             state(ended(json!({ "exitCode": 1, "message": "x: data path is canceled" }))),
             Hosting::Canceled
         );
+    }
+
+    #[test]
+    fn a_lost_mover_is_lost_once_however_long_its_pod_takes_to_go() {
+        let going = json!({ "name": "dm-1", "deletionTimestamp": "2026-01-01T00:00:00Z" });
+        let lost = ended(json!({ "exitCode": 137, "reason": "Error" }));
+        assert_eq!(state_of(going.clone(), lost.clone(), false), Hosting::Broken);
+        assert_eq!(state_of(going.clone(), lost, true), Hosting::Preparing);
+        let failed = ended(json!({ "exitCode": 1, "message": "no bucket" }));
+        assert_eq!(state_of(going, failed, true), Hosting::Failed);
     }
 
     #[test]

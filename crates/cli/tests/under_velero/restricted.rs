@@ -39,15 +39,17 @@ find . -type l | sort | while read l; do echo "$l -> $(readlink $l)"; done; sha2
     space.shell("writer", "c", line).unwrap()
 }
 
-/// The hosting pods of a backup, while they are there: they were admitted, and this is what they may do.
-fn hosting_pods(cluster: &Cluster, count: usize) -> Vec<Value> {
+/// The hosting pods of some backups, while they are there: they were admitted, and this is what they may do.
+fn hosting_pods(cluster: &Cluster, backups: &[&str], count: usize) -> Vec<Value> {
     let deadline = Instant::now() + PATIENCE;
     let mut seen: Vec<Value> = Vec::new();
     while seen.len() < count {
         assert!(Instant::now() < deadline, "only these pods were made: {seen:#?}");
         let list = cluster.kubectl().get(["-n", "velero", "pods", "-l", "lifeboat.io/hosts"]).unwrap();
         for pod in list["items"].as_array().unwrap() {
-            if !seen.iter().any(|known| known["metadata"]["uid"] == pod["metadata"]["uid"]) {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let wanted = backups.iter().any(|backup| name.starts_with(&format!("{backup}-")));
+            if wanted && !seen.iter().any(|known| known["metadata"]["uid"] == pod["metadata"]["uid"]) {
                 seen.push(pod.clone());
             }
         }
@@ -82,7 +84,7 @@ head -c 16777216 /dev/urandom > /dev/raw; sync; touch /data/.done; fi; sleep 864
 
     begin_backup(cluster, &space, "limited", &["--data-mover", MOVER]);
     begin_backup(cluster, &unreadable, "unreadable", &["--data-mover", MOVER]);
-    for pod in hosting_pods(cluster, 3) {
+    for pod in hosting_pods(cluster, &["limited", "unreadable"], 3) {
         assert_eq!(pod["spec"]["securityContext"]["runAsUser"], MOVER_USER, "{pod:#}");
         assert_eq!(
             pod["spec"]["containers"][0]["securityContext"]["capabilities"],

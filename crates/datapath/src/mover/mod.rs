@@ -143,7 +143,9 @@ fn tell(recorder: &Recorder, options: &Options, ending: &Ending) {
             recorder.say(Reason::Completed, ending.termination_message());
         }
         Ending::Canceled(_) => recorder.say(Reason::Canceled, ending.termination_message()),
-        Ending::Failed(_) => recorder.say(Reason::Failed, ending.termination_message()),
+        Ending::Interrupted(_) | Ending::Failed(_) => {
+            recorder.say(Reason::Failed, ending.termination_message())
+        }
     }
     recorder.say(Reason::Stopped, format!("Data path for {} stopped", options.name));
 }
@@ -171,9 +173,7 @@ fn stopped(options: &Options, stop: &Stop) -> Ending {
         Stop::Denied(why) => {
             Ending::Failed(format!("data path for {name} cannot start: cannot watch the {kind}: {why}"))
         }
-        Stop::Signal => {
-            Ending::Failed(format!("data path for {name} stopped: the container was told to end"))
-        }
+        Stop::Signal => Ending::Interrupted(format!("data path for {name} stopped")),
     }
 }
 
