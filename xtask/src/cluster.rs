@@ -61,13 +61,17 @@ fn install() -> Result<()> {
 
 /// Builds one program of the workspace for an image: optimised, and without a dynamic loader.
 fn build_static(name: &str) -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target = root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
     let mut build = cargo();
     build.args(["build", "--release", "--target", STATIC_TARGET, "--bin", name]);
     build.env("RUSTFLAGS", "-Ctarget-feature=+crt-static");
     ensure!(run(build)?.success(), "{name} does not build");
-    Ok(target.join(STATIC_TARGET).join("release").join(name))
+    Ok(target_folder().join(STATIC_TARGET).join("release").join(name))
+}
+
+/// Where Cargo puts what it builds.
+pub fn target_folder() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 fn hand_over(task: &str, words: &[String]) -> Result<()> {

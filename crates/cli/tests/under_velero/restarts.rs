@@ -94,7 +94,8 @@ fn lose_mover(cluster: &Cluster, kind: &str, name: &str) {
     let before = cluster.kubectl().get(["-n", "velero", "pod", name]).unwrap()["metadata"]["uid"].clone();
     cluster.kubectl().run(["-n", "velero", "delete", "pod", name, "--wait=false"]).unwrap();
     let noted = |operation: &Value| operation["metadata"]["annotations"]["lifeboat.io/movers-lost"] == "1";
-    wait(cluster, (kind, name), "noticing the loss of its mover", noted);
+    let seen = wait(cluster, (kind, name), "noticing the loss of its mover", |it| noted(it) || has_ended(it));
+    assert!(noted(&seen), "{seen:#}");
     let replaced = |pod: &Value| pod["metadata"]["uid"] != before && pod["status"]["phase"] == "Running";
     wait(cluster, ("pod", name), "being replaced", replaced);
 }

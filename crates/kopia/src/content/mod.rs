@@ -27,7 +27,7 @@ pub use presence::MissingPacks;
 pub use recover::{PackChoice, RecoverOptions, RecoverReport};
 pub use session::ClientIdentity;
 
-use crate::pack::PiecePool;
+use crate::pack::{PackKind, PiecePool};
 use crate::sealer::Sealer;
 use crate::{Environment, Error, Result};
 use async_trait::async_trait;
@@ -318,11 +318,10 @@ impl ContentStore {
         }
     }
 
-    /// The bytes in each pack that is being filled.
-    pub(crate) fn open_packs(&self) -> Vec<u64> {
-        let Some(writer) = &self.shared.writer else { return Vec::new() };
-        let mut state = writer.state.lock();
-        state.current.iter_mut().flat_map(session::WriteSession::open_sizes).map(|(_, size)| size).collect()
+    /// The bytes in the pack of `kind` that is being filled, if there is one.
+    pub(crate) fn open_pack_len(&self, kind: PackKind) -> Option<u64> {
+        let mut state = self.shared.writer.as_ref()?.state.lock();
+        state.current.as_mut()?.open_sizes().find_map(|(open, size)| (open == kind).then_some(size))
     }
 
     /// Whether contents carry their compressor, so that the content layer compresses.

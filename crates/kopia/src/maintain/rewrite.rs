@@ -172,14 +172,14 @@ impl Window {
     }
 }
 
-/// Whether it is time to publish what was written. That closes the packs that are open: they have to be nearly full
-/// first, however many contents these are, or they would be among the short ones of the next run and small contents would
-/// never get out of those.
-fn is_due(unpublished: &Amount, open_packs: &[u64], max_pack_size: u64) -> bool {
+/// Whether it is time to publish what was written. That closes the pack that is being filled: it has to be nearly full
+/// first, however many contents these are, or it would be among the short ones of the next run and small contents would
+/// never get out of those. A pack of another kind that is open, too, gets nothing more in this run and is not waited for.
+fn is_due(unpublished: &Amount, open_pack: Option<u64>, max_pack_size: u64) -> bool {
     let packs = unpublished.bytes / max_pack_size.max(1);
-    let are_full = open_packs.iter().all(|bytes| *bytes >= max_pack_size * FULL_PERCENT / 100);
+    let is_full = open_pack.is_none_or(|bytes| bytes >= max_pack_size * FULL_PERCENT / 100);
     let is_much = unpublished.count >= MAX_UNPUBLISHED || packs >= MAX_UNPUBLISHED_PACKS / 2;
-    packs >= MAX_UNPUBLISHED_PACKS || (is_much && are_full)
+    packs >= MAX_UNPUBLISHED_PACKS || (is_much && is_full)
 }
 
 /// What a rewrite has done.
@@ -244,6 +244,7 @@ impl Session {
             done.retained.count += window.young.count;
             done.retained.bytes += window.young.bytes;
             window.entries.iter().for_each(|entry| done.wanted.add(entry.packed_length.into()));
+            let filling = window.entries.last().map(|entry| PackKind::of(entry.id.prefix()));
             if !self.options.dry_run {
                 let copied = copy(&self.repository, index, window.entries, self.options.parallel).await?;
                 done.written.count += copied.written.count;
@@ -256,9 +257,8 @@ impl Session {
             }
             done.stopped = !window.is_last && is_late(self.now());
             let is_last = window.is_last || done.stopped;
-            if !self.options.dry_run
-                && (is_last || is_due(&unpublished, &self.repository.contents().open_packs(), max_pack_size))
-            {
+            let open_pack = filling.and_then(|kind| self.repository.contents().open_pack_len(kind));
+            if !self.options.dry_run && (is_last || is_due(&unpublished, open_pack, max_pack_size)) {
                 self.repository.flush().await?;
                 unpublished = Amount::default();
             }
@@ -318,13 +318,12 @@ mod tests {
 
     #[test]
     fn what_was_gathered_is_published_in_full_packs_and_before_it_is_too_much() {
-        let due = |count, bytes, open: &[u64]| is_due(&Amount { count, bytes }, open, 20 << 20);
-        assert!(!due(MAX_UNPUBLISHED * 2, 10 << 20, &[10 << 20]), "the pack would be short");
-        assert!(!due(MAX_UNPUBLISHED, 35 << 20, &[17 << 20, 1]), "one of them would be");
-        assert!(due(MAX_UNPUBLISHED, 17 << 20, &[17 << 20]));
-        assert!(!due(100, 150 << 20, &[]));
-        assert!(due(100, 160 << 20, &[]));
-        assert!(due(100, 320 << 20, &[1]), "so much is not put at stake");
+        let due = |count, bytes, open| is_due(&Amount { count, bytes }, open, 20 << 20);
+        assert!(!due(MAX_UNPUBLISHED * 2, 10 << 20, Some(10 << 20)), "the pack would be short");
+        assert!(due(MAX_UNPUBLISHED, 17 << 20, Some(17 << 20)));
+        assert!(!due(100, 150 << 20, None));
+        assert!(due(100, 160 << 20, None));
+        assert!(due(100, 320 << 20, Some(1)), "so much is not put at stake");
     }
 
     #[test]
