@@ -103,6 +103,7 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             change(agent, object, |it| it.finalizers_mut().push(K::FINALIZER.to_owned())).await
         }
         Action::RemoveFinalizer => {
+            agent.forget(&object.uid().unwrap_or_default());
             change(agent, object, |it| it.finalizers_mut().retain(|one| one != K::FINALIZER)).await
         }
         Action::RequestCancel => {
@@ -182,7 +183,9 @@ async fn take<K: Exposed>(
     mutate: impl FnOnce(&mut K),
 ) -> Result<Turn<K>, Error> {
     let uid = object.uid().unwrap_or_default();
-    agent.pledge(place, &uid);
+    if !agent.pledge(place, &uid) {
+        return Ok(Turn::Later(SOON));
+    }
     let turn = change(agent, object, mutate).await;
     if !matches!(turn, Ok(Turn::Again(_))) {
         agent.withdraw(place, &uid);
@@ -312,7 +315,7 @@ async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Tu
         }
         Phase::Prepared => {
             let node = object.node().to_owned();
-            let waiting = if agent.alive().contains(&node) {
+            let waiting = if agent.peers().contains(&node) {
                 Waiting {
                     for_what: format!("a slot of node {node}, which moves as many volumes as it may"),
                     advice: "more at once are set by loadConcurrency in the config map of the node-agent",

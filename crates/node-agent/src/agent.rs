@@ -1,7 +1,8 @@
 //! One agent: what it knows of the cluster, and how it learns that something has changed.
 
 use crate::metrics::Metrics;
-use crate::operation::{VolumeOperation, appointed, notes};
+use crate::operation::{VolumeOperation, notes};
+use crate::peers::Peers;
 use crate::settings::{Settings, Sources, USUAL_NAME};
 use crate::{Error, Options};
 use futures::channel::mpsc::UnboundedSender;
@@ -23,9 +24,9 @@ use lifeboat_api::{Phase, Progress, labels};
 use lifeboat_datapath::observe::{Said, read_event};
 use lifeboat_datapath::wire::Reason;
 use lifeboat_exposer::snapshot::VolumeSnapshot;
-use lifeboat_exposer::{Direction, Kind, ledger};
+use lifeboat_exposer::{Direction, Kind, Operation, ledger};
 use parking_lot::Mutex;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,15 +45,17 @@ pub(crate) struct Agent {
     settings: watch::Receiver<Arc<Settings>>,
     /// Hosting pods of all operations.
     pods: Store<Pod>,
-    /// Pods of node-agents, ours among them.
-    agents: Store<Pod>,
+    /// The agents at work, this one among them.
+    peers: watch::Receiver<Arc<Peers>>,
     /// All pods of this node, as far as they matter to what is restored into them.
     local_pods: Store<Pod>,
     /// What movers last said of their progress, by the operation's UID.
     progress: Mutex<HashMap<String, Progress>>,
     /// What was just accepted or started here, for as long as the watch may not show it.
-    pledged: Mutex<HashSet<(Pledge, String)>>,
+    pledged: Mutex<Pledges>,
 }
+
+type Pledges = HashMap<Pledge, HashSet<String>>;
 
 /// What an agent has begun with an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,7 +90,7 @@ impl Agent {
         let first = Arc::new(sources.read(&client).await?);
         let (announce, settings) = watch::channel(first);
         let (pods, pods_writer) = reflector::store();
-        let (agents, agents_writer) = reflector::store();
+        let (announce_peers, peers) = watch::channel(Arc::default());
         let (local_pods, local_pods_writer) = reflector::store();
         let reporter =
             Reporter { controller: "node-agent-server".to_owned(), instance: Some(options.node.clone()) };
@@ -98,7 +101,7 @@ impl Agent {
             stores,
             settings,
             pods: pods.clone(),
-            agents: agents.clone(),
+            peers: peers.clone(),
             local_pods: local_pods.clone(),
             progress: Mutex::default(),
             pledged: Mutex::default(),
@@ -107,11 +110,10 @@ impl Agent {
         let namespace = &agent.options.namespace;
         let hosting = watcher::Config::default().labels(ledger::HOSTS);
         let pods_api: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let hosting_pods = watcher(pods_api.clone(), hosting.clone()).default_backoff().reflect(pods_writer);
+        let hosting_pods = watcher(pods_api.clone(), hosting.clone()).default_backoff();
+        let hosting_pods = hosting_pods.modify(|pod| pod.metadata.managed_fields = None).reflect(pods_writer);
         follow(&agent, hosting_pods.touched_objects());
-        let siblings = watcher::Config::default().labels(&format!("name={}", agent.options.daemon_set));
-        let siblings = watcher(pods_api, siblings).default_backoff().reflect(agents_writer);
-        tokio::spawn(siblings.for_each(|event| async move { log_failure(&event) }));
+        follow_peers(pods_api, &agent.options, announce_peers);
         let on_this_node =
             watcher::Config::default().fields(&format!("spec.nodeName={}", agent.options.node));
         let on_this_node = watcher(Api::<Pod>::all(client.clone()), on_this_node).default_backoff();
@@ -129,7 +131,8 @@ impl Agent {
         // Slots and queues are counted over all kinds, so nothing is done before all lists are complete. Nobody else may wait
         // for these: of several that do, a store wakes the last one only.
         pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
-        agents.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        let mut peers = peers;
+        peers.changed().await.map_err(|_| Error::WatchEnded)?;
         local_pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agent.stores.uploads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agent.stores.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
@@ -169,18 +172,15 @@ impl Agent {
         }
     }
 
-    /// Nodes whose agent is at work; this one is.
-    pub(crate) fn alive(&self) -> BTreeSet<String> {
-        let pods = self.agents.state();
-        let nodes =
-            pods.iter().filter(|pod| is_ready(pod)).filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
-        nodes.chain([self.options.node.clone()]).collect()
+    /// The agents at work; this one is.
+    pub(crate) fn peers(&self) -> Arc<Peers> {
+        Arc::clone(&self.peers.borrow())
     }
 
     /// Whether a node is lost: it has stopped renewing its lease, or is no part of the cluster any more. Only nodes whose agent is
     /// not at work are asked about, so this costs nothing as long as all is well.
     pub(crate) async fn is_lost(&self, node: &str) -> Result<bool, kube::Error> {
-        if node.is_empty() || self.alive().contains(node) {
+        if node.is_empty() || self.peers().contains(node) {
             return Ok(false);
         }
         let found = Api::<Node>::all(self.client.clone()).get_opt(node).await?;
@@ -189,8 +189,26 @@ impl Agent {
 
     /// Whether a matter falls to this agent, out of all that are at work.
     pub(crate) fn is_appointed(&self, matter: &str) -> bool {
-        let alive = self.alive();
-        appointed(matter, alive.iter().map(String::as_str)) == Some(self.options.node.as_str())
+        self.peers().appointed(matter) == Some(&self.options.node)
+    }
+
+    /// Whether it is this node that moves the data of an operation.
+    fn moves(&self, operation: &Operation) -> bool {
+        match operation.kind {
+            Kind::DataUpload => self.moves_of(&self.stores.uploads, operation),
+            Kind::DataDownload => self.moves_of(&self.stores.downloads, operation),
+            Kind::PodVolumeBackup => self.moves_of(&self.stores.pod_backups, operation),
+            Kind::PodVolumeRestore => self.moves_of(&self.stores.pod_restores, operation),
+        }
+    }
+
+    fn moves_of<K: VolumeOperation>(&self, operations: &Store<K>, operation: &Operation) -> bool {
+        let found = operations.get(&ObjectRef::new(&operation.name).within(&operation.namespace));
+        found.is_some_and(|it| {
+            it.meta().uid.as_ref() == Some(&operation.uid)
+                && it.node() == self.options.node
+                && !it.phase().is_final()
+        })
     }
 
     pub(crate) fn progress_of(&self, uid: &str) -> Option<Progress> {
@@ -199,36 +217,51 @@ impl Agent {
 
     pub(crate) fn forget(&self, uid: &str) {
         self.progress.lock().remove(uid);
-        self.pledged.lock().retain(|(_, of)| of != uid);
+        for of in self.pledged.lock().values_mut() {
+            of.remove(uid);
+        }
     }
 
-    pub(crate) fn pledge(&self, what: Pledge, uid: &str) {
-        self.pledged.lock().insert((what, uid.to_owned()));
+    /// Takes a place in a queue for an operation, if there is one. Looking and taking are one, so that of several that look at
+    /// the same time not more get a place than there are.
+    pub(crate) fn pledge(&self, what: Pledge, uid: &str) -> bool {
+        let mut pledged = self.pledged.lock();
+        let full = match what {
+            Pledge::Accepting => self.has_full_queue(&pledged),
+            Pledge::Starting => self.busy(&pledged) >= self.settings().slots,
+        };
+        !full && pledged.entry(what).or_default().insert(uid.to_owned())
     }
 
     pub(crate) fn withdraw(&self, what: Pledge, uid: &str) {
-        self.pledged.lock().remove(&(what, uid.to_owned()));
+        self.pledged.lock().entry(what).or_default().remove(uid);
     }
 
     /// Whether so many operations are being prepared that another has to wait.
     pub(crate) fn queue_full(&self) -> bool {
+        self.has_full_queue(&self.pledged.lock())
+    }
+
+    fn has_full_queue(&self, pledged: &Pledges) -> bool {
         let length = self.settings().config.load_concurrency.prepare_queue_length;
         let Ok(length) = usize::try_from(length) else { return false };
         length > 0
-            && self.count(|seen| seen.preparing || seen.accepting && seen.phase == Phase::New) >= length
+            && self.count(pledged, |seen| seen.preparing || seen.accepting && seen.phase == Phase::New)
+                >= length
     }
 
     /// Whether this node cannot take on a prepared operation: those that move, and those whose turn is before it, take all
     /// slots. Restores go before backups, because somebody waits for them; else who came first.
     pub(crate) fn slots_full<K: VolumeOperation>(&self, object: &K) -> bool {
         let settings = self.settings();
-        let busy = self.busy();
+        let pledged = self.pledged.lock();
+        let busy = self.busy(&pledged);
         let rank = |direction: Direction, accepted: Option<Timestamp>, uid: &str| {
             (direction != Direction::Restore, accepted, uid.to_owned())
         };
         let uid = object.uid().unwrap_or_default();
         let own = rank(K::KIND.direction(), object.accepted_at().map(|time| time.0), &uid);
-        let before = self.count(|seen| {
+        let before = self.count(&pledged, |seen| {
             seen.phase == Phase::Prepared
                 && seen.here
                 && !seen.starting
@@ -240,11 +273,13 @@ impl Agent {
         busy + before >= settings.slots
     }
 
-    /// How many volumes this node moves: from the cluster, so a restart forgets none.
-    fn busy(&self) -> usize {
-        self.count(|seen| {
-            let moving = matches!(seen.phase, Phase::InProgress | Phase::Canceling) && !seen.moved;
-            seen.here && (moving || seen.starting && seen.phase == Phase::Prepared)
+    /// How many volumes this node moves: from the cluster, so a restart forgets none. What was just started here may be shown
+    /// as it was before, even before it was given this node.
+    fn busy(&self, pledged: &Pledges) -> usize {
+        self.count(pledged, |seen| match seen.phase {
+            Phase::New | Phase::Accepted | Phase::Prepared => seen.starting,
+            Phase::InProgress | Phase::Canceling => seen.here && !seen.moved,
+            _ => false,
         })
     }
 
@@ -263,29 +298,25 @@ impl Agent {
         }
     }
 
-    fn count(&self, counts: impl Fn(&Standing<'_>) -> bool) -> usize {
-        let pledged = self.pledged.lock();
-        self.count_of(&self.stores.uploads, &pledged, &counts)
-            + self.count_of(&self.stores.downloads, &pledged, &counts)
-            + self.count_of(&self.stores.pod_backups, &pledged, &counts)
-            + self.count_of(&self.stores.pod_restores, &pledged, &counts)
+    fn count(&self, pledged: &Pledges, counts: impl Fn(&Standing<'_>) -> bool) -> usize {
+        self.count_of(&self.stores.uploads, pledged, &counts)
+            + self.count_of(&self.stores.downloads, pledged, &counts)
+            + self.count_of(&self.stores.pod_backups, pledged, &counts)
+            + self.count_of(&self.stores.pod_restores, pledged, &counts)
     }
 
     fn count_of<K: VolumeOperation>(
         &self,
         operations: &Store<K>,
-        pledged: &HashSet<(Pledge, String)>,
+        pledged: &Pledges,
         counts: &impl Fn(&Standing<'_>) -> bool,
     ) -> usize {
         operations.state_filter(|it| counts(&self.standing(it, pledged))).len()
     }
 
-    fn standing<'a, K: VolumeOperation>(
-        &self,
-        object: &'a K,
-        pledged: &HashSet<(Pledge, String)>,
-    ) -> Standing<'a> {
+    fn standing<'a, K: VolumeOperation>(&self, object: &'a K, pledged: &Pledges) -> Standing<'a> {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
+        let has = |what| pledged.get(&what).is_some_and(|of| of.contains(uid));
         Standing {
             uid,
             direction: K::KIND.direction(),
@@ -294,8 +325,8 @@ impl Agent {
             preparing: object.labels().get(labels::EXPOSE_ON_GOING).is_some_and(|value| value == "true"),
             moved: object.note(notes::MOVED).is_some(),
             accepted: object.accepted_at().map(|time| time.0),
-            accepting: pledged.contains(&(Pledge::Accepting, uid.to_owned())),
-            starting: pledged.contains(&(Pledge::Starting, uid.to_owned())),
+            accepting: has(Pledge::Accepting),
+            starting: has(Pledge::Starting),
         }
     }
 }
@@ -337,9 +368,12 @@ pub(crate) fn operations<K: VolumeOperation>(
 ) -> Store<K> {
     let (store, writer) = reflector::store();
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
-    let changes = watcher(api, watcher::Config::default()).default_backoff().reflect(writer);
-    tokio::spawn(changes.touched_objects().for_each(move |change| {
+    let changes = watcher(api, watcher::Config::default()).default_backoff();
+    let open = changes.try_filter_map(|event| std::future::ready(Ok(without_what_is_over(event))));
+    let open = open.modify(|it: &mut K| it.meta_mut().managed_fields = None).reflect(writer);
+    tokio::spawn(open.touched_objects().for_each(move |change| {
         match &change {
+            Ok(object) if is_over(object) => {}
             // The receiver goes only when the agent ends.
             Ok(object) => drop(nudge.unbounded_send(object.name_any())),
             Err(_) => log_failure(&change),
@@ -347,6 +381,40 @@ pub(crate) fn operations<K: VolumeOperation>(
         std::future::ready(())
     }));
     store
+}
+
+/// What is over and has nothing left to clean up is not kept: clusters have the operations of all their backups, of months.
+fn without_what_is_over<K: VolumeOperation>(event: watcher::Event<K>) -> Option<watcher::Event<K>> {
+    match event {
+        watcher::Event::Apply(object) if is_over(&object) => Some(watcher::Event::Delete(object)),
+        watcher::Event::InitApply(object) if is_over(&object) => None,
+        other => Some(other),
+    }
+}
+
+fn is_over<K: VolumeOperation>(object: &K) -> bool {
+    object.phase().is_final() && !object.finalizers().iter().any(|one| one == K::FINALIZER)
+}
+
+/// Keeps up with which agents are at work.
+fn follow_peers(pods: Api<Pod>, options: &Options, announce: watch::Sender<Arc<Peers>>) {
+    let of_agents = watcher::Config::default().labels(&format!("name={}", options.daemon_set));
+    let (agents, writer) = reflector::store();
+    let changes = watcher(pods, of_agents).default_backoff().modify(keep_what_matters).reflect(writer);
+    let own = options.node.clone();
+    tokio::spawn(changes.for_each(move |event| {
+        match &event {
+            // The list is not complete.
+            Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => {}
+            Ok(_) => {
+                let ready = agents.state_filter(is_ready);
+                let nodes = ready.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
+                announce.send_replace(Arc::new(Peers::of(nodes.chain([own.clone()]))));
+            }
+            Err(_) => log_failure(&event),
+        }
+        std::future::ready(())
+    }));
 }
 
 /// Has another look at the operation of every hosting object that changes.
@@ -398,6 +466,7 @@ fn keep_what_matters(pod: &mut Pod) {
     if let Some(status) = &mut pod.status {
         *status = PodStatus {
             phase: status.phase.take(),
+            conditions: status.conditions.take(),
             init_container_statuses: status.init_container_statuses.take(),
             ..PodStatus::default()
         };
@@ -430,7 +499,9 @@ fn listen(agent: &Arc<Agent>) {
                 continue;
             };
             for kind in Kind::ALL {
-                if let Some((operation, Said::Progress(said))) = read_event(kind, event) {
+                if let Some((operation, Said::Progress(said))) = read_event(kind, event)
+                    && agent.moves(&operation)
+                {
                     let progress = Progress { total_bytes: said.total_bytes, bytes_done: said.done_bytes };
                     agent.progress.lock().insert(operation.uid, progress);
                     agent.nudge(kind, &operation.name);

@@ -15,6 +15,7 @@ mod look;
 pub mod machine;
 mod metrics;
 mod operation;
+mod peers;
 mod pod_volumes;
 mod settings;
 mod sweep;

@@ -17,8 +17,8 @@ use std::sync::Arc;
 const CANCEL_GRACE: SignedDuration = SignedDuration::from_secs(10);
 /// As many movers are tried.
 const MOVERS: u32 = 3;
-/// After so long an operation is everybody's, should the agent it falls to not see it.
-const ORPHANED_AFTER: SignedDuration = SignedDuration::from_secs(30);
+/// After so long an operation falls to another agent, should the one it falls to not see it.
+const TURN: SignedDuration = SignedDuration::from_secs(30);
 
 /// What was seen of an operation.
 pub(crate) struct Look<K: Exposed> {
@@ -38,16 +38,23 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let phase = object.phase();
     let operation = object.operation();
     let replacing = time(object.note(notes::REPLACING_SINCE));
-    let pod = if phase == Phase::New { None } else { pod(agent, object, replacing.is_some()).await? };
-    let mut hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
-    if let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
-        hosted = hosted.on_lost_node(&node);
-    }
     let finalizer = object.finalizers().iter().any(|one| one == K::FINALIZER);
     let gate = if phase.is_final() { Gate::default() } else { object.gate(agent).await? };
-    let responsible = responsible(agent, object, pod.as_deref(), gate.home.as_deref());
     let suitable = suitable(agent, object, &gate);
-    let ours = suitable != Suitable::Foreign && responsible != Responsible::Other;
+    let mut pod = if phase == Phase::New { None } else { known_pod(agent, object) };
+    let whose = |pod: Option<&Pod>| responsible(agent, object, pod, gate.home.as_deref());
+    let is_ours = |responsible| suitable != Suitable::Foreign && responsible != Responsible::Other;
+    // All agents look at every change, so whose turn it is is told from memory: only that one asks the cluster.
+    let mut responsible = whose(pod.as_deref());
+    if is_ours(responsible) && !matches!(phase, Phase::New) {
+        pod = current_pod(agent, object, pod, replacing.is_some()).await?;
+        responsible = whose(pod.as_deref());
+    }
+    let ours = is_ours(responsible);
+    let mut hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
+    if ours && let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
+        hosted = hosted.on_lost_node(&node);
+    }
     let moved = object.note(notes::MOVED).is_some();
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
     let over = phase.is_final() && finalizer && ours;
@@ -84,9 +91,10 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
             .is_some_and(|seen| object.hand_over(seen) == Next::Done),
         unclaimable: unclaimable.is_some(),
         not_yet: gate.waiting.is_some(),
-        queue_full: phase == Phase::New && agent.queue_full(),
+        queue_full: ours && phase == Phase::New && agent.queue_full(),
         // Slots are a node's own: nobody else gives them away.
-        slots_full: phase == Phase::Prepared
+        slots_full: ours
+            && phase == Phase::Prepared
             && (object.node() != agent.options.node || agent.slots_full(object)),
         prepare_overdue: passed(preparing_since, prepare_limit),
         cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
@@ -129,25 +137,33 @@ pub(crate) fn time(text: Option<&str>) -> Option<Timestamp> {
     text?.parse().ok()
 }
 
+/// The hosting pod, as it was last seen.
+fn known_pod<K: Exposed>(agent: &Agent, object: &K) -> Option<Arc<Pod>> {
+    agent.pod(&object.name_any()).filter(|pod| serves(pod, object))
+}
+
 /// The hosting pod: from memory, and only if it is not there from the cluster, so that a pod that was just made is not
 /// taken for one that is gone. While a lost one is replaced memory is not trusted: it may still have that, which would then
 /// be lost twice.
-async fn pod<K: Exposed>(
+async fn current_pod<K: Exposed>(
     agent: &Agent,
     object: &K,
+    known: Option<Arc<Pod>>,
     replacing: bool,
 ) -> Result<Option<Arc<Pod>>, kube::Error> {
-    let name = object.name_any();
-    let uid = object.uid().unwrap_or_default();
-    let ours = |pod: &Pod| pod.owner_references().iter().any(|owner| owner.uid == uid);
-    if let Some(pod) = agent.pod(&name).filter(|pod| !replacing && ours(pod)) {
-        return Ok(Some(pod));
+    if known.is_some() && !replacing {
+        return Ok(known);
     }
     if object.phase().is_final() {
         return Ok(None);
     }
     let pods: Api<Pod> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
-    Ok(pods.get_opt(&name).await?.filter(ours).map(Arc::new))
+    Ok(pods.get_opt(&object.name_any()).await?.filter(|pod| serves(pod, object)).map(Arc::new))
+}
+
+fn serves<K: Exposed>(pod: &Pod, object: &K) -> bool {
+    let uid = object.uid().unwrap_or_default();
+    pod.owner_references().iter().any(|owner| owner.uid == uid)
 }
 
 fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
@@ -165,7 +181,7 @@ fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
 /// Who has to act: the agent of the node that has the pod, before that the one that took the operation or has to, and if there
 /// is none or it is not at work, whomever it falls to.
 fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>, home: Option<&str>) -> Responsible {
-    let alive = agent.alive();
+    let peers = agent.peers();
     let own = agent.options.node.as_str();
     let host = pod.and_then(host);
     let accepted = Some(object.accepted_by());
@@ -175,7 +191,7 @@ fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>, home: O
         Phase::Accepted => [host, accepted],
         _ => [node, accepted],
     };
-    let candidate = candidates.into_iter().flatten().find(|node| alive.contains(*node));
+    let candidate = candidates.into_iter().flatten().find(|node| peers.contains(node));
     match candidate {
         Some(node) if node == own => Responsible::Us,
         Some(_) => Responsible::Other,
@@ -185,13 +201,18 @@ fn responsible<K: Exposed>(agent: &Agent, object: &K, pod: Option<&Pod>, home: O
                 && !K::KIND.is_pod_volume()
                 && agent.settings().config.load_concurrency.prepare_queue_length > 0;
             let matter = if queued { "prepare queue".to_owned() } else { object.uid().unwrap_or_default() };
-            let created = object.creation_timestamp().map(|time| time.0);
-            let old = created.is_some_and(|then| agent.now().duration_since(then) > ORPHANED_AFTER);
-            // What is tied to a node is not everybody's: the others could do no more than one of them.
-            let anybodys = old && !queued && !K::KIND.is_pod_volume();
-            if agent.is_appointed(&matter) || anybodys { Responsible::Nobody } else { Responsible::Other }
+            let turn = if queued || K::KIND.is_pod_volume() { 0 } else { turn(agent, object) };
+            let matter = if turn == 0 { matter } else { format!("{matter} {turn}") };
+            if agent.is_appointed(&matter) { Responsible::Nobody } else { Responsible::Other }
         }
     }
+}
+
+/// How often an operation has fallen to another agent, should the one it fell to not see it: there is always one, and never
+/// all at once. What is tied to a node does not wander, because the others could do no more than one of them.
+fn turn<K: Exposed>(agent: &Agent, object: &K) -> i64 {
+    let age = object.creation_timestamp().map(|made| agent.now().duration_since(made.0));
+    age.map_or(0, |age| age.as_secs() / TURN.as_secs())
 }
 
 impl<K: Exposed> Look<K> {

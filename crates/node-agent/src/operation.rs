@@ -10,7 +10,6 @@ use lifeboat_datapath::wire::{BackupResult, Ending};
 use lifeboat_exposer::{Kind, Operation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest, Sha256};
 use std::fmt::Debug;
 
 /// What we note on an operation, beside what Velero's API has a place for.
@@ -304,12 +303,6 @@ fn moved(bytes: i64) -> Progress {
     Progress { total_bytes: bytes, bytes_done: bytes }
 }
 
-/// Whom of these a matter falls to; everybody who knows the same candidates comes to the same answer, whatever build it is.
-pub(crate) fn appointed<'a>(matter: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let weight = |candidate: &str| Sha256::digest(format!("{matter}\n{candidate}"));
-    candidates.into_iter().max_by_key(|candidate| (weight(candidate), *candidate))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -360,20 +353,5 @@ mod tests {
         let names = ["daily-x-default-shop-kopia-backup", "velero/daily", "daily-x"];
         assert_eq!(backup.timed_as(), Some(names.map(str::to_owned)));
         assert_eq!((backup.node(), backup.accepted_by()), ("n1", "n1"));
-    }
-
-    /// Agents of different builds work side by side while a DaemonSet is rolled out: they must agree.
-    #[test]
-    fn everybody_comes_to_the_same_answer_and_nobody_gets_everything() {
-        let nodes = ["a", "b", "c"];
-        let falls_to = |matter: &str| appointed(matter, nodes);
-        assert_eq!(falls_to("ledger"), appointed("ledger", ["c", "a", "b"]));
-        let matters: Vec<String> = (0..60).map(|number| format!("operation-{number}")).collect();
-        for node in nodes {
-            let count = matters.iter().filter(|matter| falls_to(matter.as_str()) == Some(node)).count();
-            assert!((5..=40).contains(&count), "{node} gets {count}");
-        }
-        // Written down once: a change of this would be a change of who acts in a cluster that is being upgraded.
-        assert_eq!(falls_to("prepare queue"), Some("b"));
     }
 }

@@ -144,7 +144,7 @@ fn tell(recorder: &Recorder, options: &Options, ending: &Ending) {
         }
         Ending::Canceled(_) => recorder.say(Reason::Canceled, ending.termination_message()),
         Ending::Interrupted(_) | Ending::Failed(_) => {
-            recorder.say(Reason::Failed, ending.termination_message())
+            recorder.say(Reason::Failed, ending.termination_message());
         }
     }
     recorder.say(Reason::Stopped, format!("Data path for {} stopped", options.name));

@@ -1,0 +1,331 @@
+//! Every fault at every phase of every kind of operation: the real agents of two nodes against a model of everything else.
+//!
+//! Each cell is a cluster of its own, and all are played at once.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod model;
+
+use lifeboat_api::Phase;
+use lifeboat_exposer::Kind;
+use model::agents::Agent;
+use model::api::{Api, Place, Selector};
+use model::objects::{PODS, VELERO, foundations, node, operation, operations};
+use model::world::{World, text};
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// The operation that is struck.
+const IT: &str = "it";
+/// The node of pods whose volumes are moved.
+const HOME: &str = "node-a";
+const OTHER: &str = "node-b";
+/// Who cancels has waited long enough then; Velero's users are told so.
+const CANCEL_LIMIT: Duration = Duration::from_secs(15);
+/// Every wait ends by then.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// What may happen to an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Cancel,
+    AgentRestart,
+    AgentKill,
+    PodDeleted,
+    OutOfMemory,
+    NodeLost,
+    ApiRestart,
+    StoreAway,
+}
+
+impl Fault {
+    const ALL: [Self; 8] = [
+        Self::Cancel,
+        Self::AgentRestart,
+        Self::AgentKill,
+        Self::PodDeleted,
+        Self::OutOfMemory,
+        Self::NodeLost,
+        Self::ApiRestart,
+        Self::StoreAway,
+    ];
+}
+
+/// One fault at one phase of one kind.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    kind: Kind,
+    phase: Phase,
+    fault: Fault,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {}, {:?}", self.kind.name(), self.phase, self.fault)
+    }
+}
+
+/// All cells that there can be: a pod that is not there cannot be deleted, and one that does not run needs no memory.
+fn cells() -> impl Iterator<Item = Cell> {
+    let open = Phase::ALL.iter().copied().filter(|phase| !phase.is_final());
+    open.flat_map(|phase| Kind::ALL.map(|kind| (phase, kind))).flat_map(|(phase, kind)| {
+        let possible = move |fault: &Fault| match fault {
+            Fault::PodDeleted => phase != Phase::New,
+            Fault::OutOfMemory => !matches!(phase, Phase::New | Phase::Accepted),
+            _ => true,
+        };
+        Fault::ALL.into_iter().filter(possible).map(move |fault| Cell { kind, phase, fault })
+    })
+}
+
+impl Cell {
+    /// How it has to end.
+    fn end(self) -> Phase {
+        let tied = self.kind.is_pod_volume();
+        match self.fault {
+            _ if self.phase == Phase::Canceling => Phase::Canceled,
+            Fault::Cancel => Phase::Canceled,
+            Fault::AgentRestart | Fault::AgentKill | Fault::ApiRestart | Fault::PodDeleted => {
+                Phase::Completed
+            }
+            Fault::OutOfMemory | Fault::StoreAway => Phase::Failed,
+            // What has not begun fails with its node; what has begun goes on elsewhere, if its volume can be reached there.
+            Fault::NodeLost if matches!(self.phase, Phase::Accepted | Phase::Prepared) || tied => {
+                Phase::Failed
+            }
+            Fault::NodeLost => Phase::Completed,
+        }
+    }
+
+    /// What the message of a failure has to speak of.
+    fn reason(self) -> &'static str {
+        match self.fault {
+            Fault::OutOfMemory => "memory",
+            Fault::NodeLost => "does not answer",
+            _ => "the object store does not answer",
+        }
+    }
+}
+
+/// The cluster of a cell.
+struct Stage {
+    cell: Cell,
+    api: Arc<Api>,
+    world: Arc<World>,
+    agents: Vec<(&'static str, Agent)>,
+    it: Place,
+}
+
+impl Stage {
+    /// A cluster in which the operation has come to its phase, and will not get any further by itself.
+    async fn set(cell: Cell) -> Result<Self, String> {
+        let api = Api::new(|_| {});
+        let world = World::new(Arc::clone(&api));
+        foundations(&api, 1, usize::from(cell.phase == Phase::New));
+        let mut agents = Vec::new();
+        for name in [HOME, OTHER] {
+            node(&api, name);
+            let mut agent = Agent::new(&api, name);
+            agent.start();
+            agents.push((name, agent));
+        }
+        let it = Place::new(&operations(cell.kind), VELERO, IT);
+        let stage = Self { cell, api, world, agents, it };
+        stage.hold().await?;
+        operation(&stage.api, cell.kind, IT, HOME);
+        if cell.phase == Phase::Canceling {
+            stage.reach(IT, cell.kind, Phase::InProgress).await?;
+            stage.cancel();
+        }
+        stage.reach(IT, cell.kind, cell.phase).await?;
+        if cell.phase != Phase::New {
+            let placed = |pod: Arc<Value>| pod["spec"]["nodeName"].is_string();
+            stage.until("its pod has a node", || stage.world.hosting_pod(IT).is_some_and(placed)).await?;
+        }
+        Ok(stage)
+    }
+
+    /// Sees to it that the operation stays in its phase.
+    async fn hold(&self) -> Result<(), String> {
+        let it = || IT.to_owned();
+        match self.cell.phase {
+            // Somebody else is being prepared.
+            Phase::New => {
+                self.world.turn(|weather| weather.stalled.extend(["queue".to_owned()]));
+                operation(&self.api, Kind::DataUpload, "queue", HOME);
+                self.reach("queue", Kind::DataUpload, Phase::Accepted).await
+            }
+            Phase::Accepted => {
+                self.world.turn(|weather| weather.stalled.extend([it()]));
+                Ok(())
+            }
+            // All slots are taken.
+            Phase::Prepared => {
+                for name in [HOME, OTHER] {
+                    let slot = format!("slot-{name}");
+                    self.world.turn(|weather| weather.busy.extend([slot.clone()]));
+                    operation(&self.api, Kind::PodVolumeBackup, &slot, name);
+                    self.reach(&slot, Kind::PodVolumeBackup, Phase::InProgress).await?;
+                }
+                Ok(())
+            }
+            _ => {
+                let obey = self.cell.phase != Phase::Canceling;
+                self.world.turn(|weather| {
+                    weather.busy.insert(it());
+                    weather.movers_obey = obey;
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets everything go on.
+    fn release(&self) {
+        self.world.turn(|weather| {
+            weather.stalled.clear();
+            weather.busy.clear();
+            weather.movers_obey = true;
+        });
+    }
+
+    fn cancel(&self) {
+        let stop = json!({ "spec": { "cancel": true } });
+        assert!(self.api.patch("user", &self.it, &stop).is_ok(), "{}", self.cell);
+    }
+
+    async fn reach(&self, name: &str, kind: Kind, phase: Phase) -> Result<(), String> {
+        let place = Place::new(&operations(kind), VELERO, name);
+        let phase = if phase == Phase::New { Value::Null } else { phase.as_str().into() };
+        self.until(&format!("{name} is in {phase}"), || {
+            self.api.get(&place).is_some_and(|object| {
+                let begun = object["metadata"]["finalizers"].is_array() || object["spec"]["cancel"] == true;
+                object["status"]["phase"] == phase && begun
+            })
+        })
+        .await
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
+        let began = Instant::now();
+        while !is_so() {
+            if began.elapsed() > PATIENCE {
+                let it = self.api.get(&self.it).map(|it| it["status"].to_string());
+                return Err(format!("it does not come about that {what}: {it:?}"));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    async fn strike(&mut self) -> Result<(), String> {
+        let pod = self.world.hosting_pod(IT);
+        match self.cell.fault {
+            Fault::Cancel => {
+                self.cancel();
+                // In phase Canceling it is the mover that has to be let go.
+                if self.cell.phase == Phase::Canceling {
+                    self.release();
+                }
+                let began = Instant::now();
+                self.until("it is over", || self.ended().is_some()).await?;
+                if began.elapsed() > CANCEL_LIMIT {
+                    return Err(format!("the cancel took {:?}", began.elapsed()));
+                }
+            }
+            Fault::AgentRestart => {
+                for (_, agent) in &mut self.agents {
+                    agent.stop().await;
+                    agent.start();
+                }
+            }
+            Fault::AgentKill => {
+                for (_, agent) in &mut self.agents {
+                    agent.kill();
+                    agent.start();
+                }
+            }
+            Fault::PodDeleted => {
+                let deleted = self.api.delete("user", &Place::new(PODS, VELERO, IT), &Value::Null);
+                deleted.map_err(|refused| format!("the pod cannot be deleted: {refused:?}"))?;
+            }
+            Fault::OutOfMemory => self.world.run_out_of_memory(pod.as_deref().ok_or("there is no pod")?),
+            Fault::NodeLost => {
+                let node = pod.as_ref().and_then(|pod| pod["spec"]["nodeName"].as_str()).unwrap_or(HOME);
+                self.world.lose(node);
+                let lost = self.agents.iter_mut().filter(|(name, _)| *name == node);
+                lost.for_each(|(_, agent)| agent.kill());
+            }
+            Fault::ApiRestart => {
+                self.api.go_down();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                self.api.come_up();
+            }
+            Fault::StoreAway => self.world.turn(|weather| weather.store_answers = false),
+        }
+        Ok(())
+    }
+
+    /// The operation, once it is over.
+    fn ended(&self) -> Option<Arc<Value>> {
+        self.api.get(&self.it).filter(|it| phase(it).is_some_and(Phase::is_final))
+    }
+
+    async fn check(&self) -> Result<(), String> {
+        self.until("all are over and held by nobody", || {
+            Kind::ALL
+                .into_iter()
+                .flat_map(|kind| self.api.list(&operations(kind), &Selector::default()).0)
+                .all(|object| {
+                    let free = object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+                    phase(&object).is_some_and(Phase::is_final) && free
+                })
+        })
+        .await?;
+        let it = self.ended().ok_or("it is gone")?;
+        let message = text(&it["status"]["message"]);
+        if phase(&it) != Some(self.cell.end()) {
+            return Err(format!("ends in {}, not in {}: {message}", it["status"]["phase"], self.cell.end()));
+        }
+        if self.cell.end() == Phase::Failed && !message.contains(self.cell.reason()) {
+            return Err(format!("does not speak of {:?}: {message}", self.cell.reason()));
+        }
+        if self.cell.end() == Phase::Completed && !self.world.is_exact(self.cell.kind, &it) {
+            return Err(format!("has not what its mover moved: {it}"));
+        }
+        // The volume controller may still be at it.
+        self.until("nothing is left", || self.world.leftovers().is_empty())
+            .await
+            .map_err(|error| format!("{error}; {:?}", self.world.leftovers()))
+    }
+}
+
+fn phase(operation: &Value) -> Option<Phase> {
+    Phase::ALL.iter().copied().find(|phase| operation["status"]["phase"] == phase.as_str())
+}
+
+async fn play(cell: Cell) -> Result<(), String> {
+    let mut stage = Stage::set(cell).await?;
+    stage.strike().await?;
+    stage.release();
+    let result = stage.check().await;
+    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    result
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_happens_in_whatever_phase_ends_well_and_leaves_nothing_behind() {
+    let mut played = JoinSet::new();
+    let mut count = 0;
+    for cell in cells() {
+        count += 1;
+        played.spawn(async move { play(cell).await.map_err(|error| format!("{cell}: {error}")) });
+    }
+    assert_eq!(count, 4 * (5 * 8 - 3), "kinds times phases times faults, without the three that cannot be");
+    let mut bad: Vec<String> = played.join_all().await.into_iter().filter_map(Result::err).collect();
+    bad.sort();
+    assert!(bad.is_empty(), "{} of {count} cells end badly:\n{}", bad.len(), bad.join("\n"));
+}
