@@ -16,6 +16,7 @@ pub mod machine;
 mod metrics;
 mod operation;
 mod pod_volumes;
+mod reasons;
 mod settings;
 mod sweep;
 
