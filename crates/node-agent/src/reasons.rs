@@ -3,6 +3,7 @@
 use crate::agent::Agent;
 use crate::exposing::Exposed;
 use crate::look::Look;
+use crate::machine::Hosting;
 use kube::ResourceExt;
 use lifeboat_api::Phase;
 use lifeboat_exposer::diagnose;
@@ -25,7 +26,9 @@ pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -
         return format!("data path failed: {}", words.unwrap_or("the mover left no words"));
     }
     let overdue = seen.observation.prepare_overdue;
-    let first = match words {
+    // What a pod in the making waits for is part of the diagnosis.
+    let in_the_making = overdue && seen.observation.hosting == Hosting::Preparing;
+    let first = match words.filter(|_| !in_the_making) {
         Some(words) => format!("the volume could not be made reachable: {words}"),
         None if overdue => {
             let limit = lifeboat_api::Duration::from_secs(agent.options.prepare_timeout.as_secs());
