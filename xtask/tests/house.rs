@@ -31,6 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "lifeboat-exposer",
             "lifeboat-kopia",
             "lifeboat-repository",
+            "lifeboat-restic",
             "lifeboat-uploader",
         ],
     ),

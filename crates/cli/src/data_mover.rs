@@ -1,6 +1,7 @@
 //! `lifeboat data-mover` and `lifeboat pod-volume`: the programs of hosting pods.
 
 use crate::args::Place;
+use crate::client::client;
 use crate::log::LogArgs;
 use crate::signals::told_to_stop;
 use anyhow::{Context, Result};
@@ -181,7 +182,7 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
     info!(kind = options.kind.name(), name = options.name, "starting");
     let runtime = Runtime::new().context("cannot start")?;
     let ending = runtime.block_on(async {
-        match client().await {
+        match patient_client().await {
             Ok(client) => mover::run(client, options, told_to_stop()).await,
             Err(error) => Ending::Failed(format!("data path for {} cannot start: {error:#}", options.name)),
         }
@@ -198,15 +199,15 @@ pub fn leave(path: &Path, message: &str) -> Result<()> {
 }
 
 /// A client of the API server. The account's token may be a moment late in a fresh pod.
-async fn client() -> Result<Client> {
+async fn patient_client() -> Result<Client> {
     for _ in 1..CLIENT_ATTEMPTS {
-        match Client::try_default().await {
+        match client().await {
             Ok(client) => return Ok(client),
             Err(problem) => warn!(%problem, "no way to the API server yet"),
         }
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     }
-    Client::try_default().await.context("no way to the API server")
+    client().await.context("no way to the API server")
 }
 
 #[cfg(test)]

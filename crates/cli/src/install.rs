@@ -1,6 +1,7 @@
 //! `lifeboat install`: our node-agent in the place of Velero's.
 
 use crate::args::Place;
+use crate::client::client;
 use crate::manifests::{NODE_AGENT, NodeAgent, daemon_set_name, kubelet_root, replacement};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -70,7 +71,7 @@ pub fn run(args: &Install) -> Result<()> {
         print!("{}", args.printed()?);
         return Ok(());
     }
-    Runtime::new()?.block_on(async { args.apply(Client::try_default().await?).await })
+    Runtime::new()?.block_on(async { args.apply(client().await?).await })
 }
 
 impl Install {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod client;
 mod data_mover;
 mod install;
 mod log;

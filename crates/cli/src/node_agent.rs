@@ -1,11 +1,11 @@
 //! `lifeboat node-agent server`: the agent of one node, with the flags of Velero's.
 
 use crate::args::Place;
+use crate::client::client;
 use crate::log::LogArgs;
 use crate::signals::told_to_stop;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use kube::Client;
 use lifeboat_api::Duration;
 use lifeboat_node_agent::Options;
 use std::net::SocketAddr;
@@ -74,7 +74,7 @@ pub fn run(args: NodeAgent) -> Result<ExitCode> {
     let options = server.options()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.context("the runtime cannot be started")?.block_on(async {
-        let client = Client::try_default().await.context("the cluster cannot be reached")?;
+        let client = client().await.context("the cluster cannot be reached")?;
         lifeboat_node_agent::run(client, options, told_to_stop()).await.context("the node-agent ended")
     })?;
     Ok(ExitCode::SUCCESS)

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod legacy;
 pub mod location;
 pub mod marks;
 pub mod mover;

@@ -9,25 +9,26 @@ use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::Password;
 use lifeboat_kopia::policy::{self, PolicySet};
 use lifeboat_kopia::repo::{self, Access, OpenOptions};
-use lifeboat_kopia::snapshot::{self, DirEntry, ManifestId, SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{DirEntry, SnapshotManifest, SourceInfo};
 use lifeboat_kopia::velero;
 use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_repository::{Id, Repository as _};
+use lifeboat_repository::{ErrorKind, Id, Repository, Secret};
+use lifeboat_restic::ResticRepository;
 use lifeboat_uploader::{
     BackupOptions, BlockBackupOptions, BlockRestoreOptions, Cancel, RestoreOptions, apply_retention, back_up,
-    back_up_block, find_snapshots, restore, restore_block, save_snapshot,
+    back_up_block, find_snapshots, load_snapshot, restore, restore_block, save_snapshot,
 };
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-/// How often a backup saves what is there so far: so much work is lost at most if its pod is.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_mins(10);
+/// How often backups save what is there so far.
+pub const CHECKPOINT_INTERVAL: Duration = Duration::from_mins(10);
 
 /// How long a call to the store is tried again.
 const STORE_PATIENCE: Duration = Duration::from_mins(5);
@@ -44,6 +45,9 @@ pub enum TransferError {
     /// Moving the data failed.
     #[error(transparent)]
     Uploader(lifeboat_uploader::Error),
+    /// Nothing is written to repositories of restic.
+    #[error("repositories of restic are only read: back up into one of kopia")]
+    OnlyRead,
     /// The volume is not what it is said to be.
     #[error("{} is to be moved as a block volume but is not a block device", .0.display())]
     NotADevice(PathBuf),
@@ -78,9 +82,50 @@ impl From<lifeboat_uploader::Error> for TransferError {
     }
 }
 
+impl TransferError {
+    /// Whether it is that the system did not allow something.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Uploader(error) => error.is_denied(),
+            Self::NoVolume { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            Self::Canceled | Self::Repository(_) | Self::OnlyRead | Self::NotADevice(_) => false,
+        }
+    }
+}
+
+/// Who writes repositories of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Kopia, and we.
+    Kopia,
+    /// restic did, for earlier releases of Velero.
+    Restic,
+}
+
+/// An open repository.
+#[derive(Debug, Clone)]
+pub enum Opened {
+    /// One that is read and written.
+    Kopia(repo::Repository),
+    /// One that is only read.
+    Restic(ResticRepository),
+}
+
+impl Opened {
+    fn interface(&self) -> Box<dyn Repository> {
+        match self {
+            Self::Kopia(repository) => Box::new(KopiaRepository::new(repository.clone())),
+            Self::Restic(repository) => Box::new(repository.clone()),
+        }
+    }
+}
+
 /// Where a repository is and how it is opened.
 #[derive(Debug, Clone)]
 pub struct Vault {
+    /// Of which kind it is.
+    pub format: Format,
     /// Its store.
     pub store: StoreConfig,
     /// Its password.
@@ -96,7 +141,27 @@ impl Vault {
     ///
     /// # Errors
     /// If the store cannot be reached, the password is wrong or there is no repository.
-    pub async fn open(
+    pub async fn open(&self, budget: &Budget, access: Access) -> Result<Opened, TransferError> {
+        match self.format {
+            Format::Kopia => Ok(Opened::Kopia(self.open_kopia(budget, access).await?)),
+            Format::Restic => Ok(Opened::Restic(self.open_restic(budget).await?)),
+        }
+    }
+
+    async fn open_restic(&self, budget: &Budget) -> Result<ResticRepository, lifeboat_repository::Error> {
+        let options = lifeboat_blobs::OpenOptions { retry: patient(), ..Default::default() };
+        let store = lifeboat_restic::open_store(&self.store, options).await?;
+        let (password, runtime) = (Secret::new(self.password.expose()), Handle::current());
+        let budget = budget.clone();
+        // It waits for its store by itself, which only a thread that may block can do.
+        let open = move || ResticRepository::open(store, &password, runtime, budget);
+        tokio::task::spawn_blocking(open).await.unwrap_or_else(|error| {
+            let text = format!("opening the repository of restic ended unexpectedly: {error}");
+            Err(lifeboat_repository::Error::new(ErrorKind::Other, text))
+        })
+    }
+
+    async fn open_kopia(
         &self,
         budget: &Budget,
         access: Access,
@@ -187,7 +252,7 @@ fn signed(bytes: u64) -> i64 {
 #[derive(Debug)]
 pub struct Transfer {
     /// The repository.
-    pub repository: repo::Repository,
+    pub repository: Opened,
     /// Where its storage calls run.
     pub runtime: Handle,
     /// The memory for buffers.
@@ -196,6 +261,10 @@ pub struct Transfer {
     pub meter: Arc<Meter>,
     /// Ends it.
     pub cancel: Cancel,
+    /// Whether another run is to follow if it is ended: then a backup leaves what is there so far.
+    pub to_be_continued: Arc<AtomicBool>,
+    /// How often a backup saves what is there so far: so much work is lost at most if its pod is.
+    pub checkpoint_interval: Duration,
 }
 
 impl Transfer {
@@ -204,9 +273,10 @@ impl Transfer {
     /// # Errors
     /// If anything of the volume could not be stored; there is no snapshot then.
     pub fn back_up(&self, backup: &Backup) -> Result<BackupResult, TransferError> {
-        let interface = KopiaRepository::new(self.repository.clone());
+        let Opened::Kopia(repository) = &self.repository else { return Err(TransferError::OnlyRead) };
+        let interface = KopiaRepository::new(repository.clone());
         let source = velero::source(backup.requester, &backup.real_source, "");
-        let policies = self.policies(&source, backup.parallel_files)?;
+        let policies = self.policies(repository, &source, backup.parallel_files)?;
         let retention = policies.policy().retention.clone();
         let taken = match backup.mode {
             VolumeMode::Filesystem => {
@@ -217,7 +287,7 @@ impl Transfer {
                     parents: parents(&interface, &source, backup.requester)?,
                     description: velero::DESCRIPTION.to_owned(),
                     extras: true,
-                    checkpoint_interval: Some(CHECKPOINT_INTERVAL),
+                    checkpoint_interval: Some(self.checkpoint_interval),
                     estimate: true,
                     fail_fast: true,
                     threads: 0,
@@ -241,7 +311,14 @@ impl Transfer {
         };
         let mut taken = taken?;
         let new = interface.written().new;
-        if !taken.is_complete() || self.cancel.is_cancelled() {
+        let continued = self.to_be_continued.load(Ordering::Relaxed);
+        if !taken.is_complete() && continued {
+            let id = save_snapshot(&interface, &mut taken)?;
+            interface.flush()?;
+            info!(%id, "saved what is there so far, for another run");
+            return Err(TransferError::Canceled);
+        }
+        if !taken.is_complete() || self.cancel.is_cancelled() && !continued {
             drop_checkpoints(&interface, &source)?;
             return Err(TransferError::Canceled);
         }
@@ -281,6 +358,7 @@ impl Transfer {
     /// Stores Velero's policy for the source, and gives the policies in force.
     fn policies(
         &self,
+        repository: &repo::Repository,
         source: &SourceInfo,
         parallel_files: usize,
     ) -> Result<policy::PolicyTree, lifeboat_kopia::Error> {
@@ -288,8 +366,8 @@ impl Transfer {
         let reads = if parallel_files == 0 { processors() } else { parallel_files };
         let own = velero::policy(i64::try_from(reads).unwrap_or(i64::MAX));
         self.runtime.block_on(async {
-            policy::save(self.repository.manifests(), source, &own).await?;
-            PolicySet::load(self.repository.manifests()).await?.tree(source)
+            policy::save(repository.manifests(), source, &own).await?;
+            PolicySet::load(repository.manifests()).await?.tree(source)
         })
     }
 
@@ -298,17 +376,19 @@ impl Transfer {
     /// # Errors
     /// If anything of the snapshot could not be restored.
     pub fn restore(&self, job: &Restore) -> Result<RestoreResult, TransferError> {
-        let interface = KopiaRepository::new(self.repository.clone());
-        let root = self.root_of(&job.snapshot_id)?;
+        let interface = self.repository.interface();
+        let root = self.root_of(&*interface, &job.snapshot_id)?;
         let bytes = match job.mode {
             VolumeMode::Filesystem => {
                 let options = RestoreOptions {
+                    // restic keeps what is in a volume and nothing of its root, which stays as it is.
+                    attributes_of_target: !matches!(self.repository, Opened::Restic(_)),
                     sparse: job.sparse,
                     sync: true,
                     threads: job.parallel_files,
                     ..RestoreOptions::new(&job.path)
                 };
-                let report = restore(&interface, &root, &options, &self.meter.progress, &self.cancel)?;
+                let report = restore(&*interface, &root, &options, &self.meter.progress, &self.cancel)?;
                 if report.ignored_errors > 0 {
                     warn!(count = report.ignored_errors, "attributes could not be set");
                 }
@@ -321,23 +401,25 @@ impl Transfer {
                     compare: false,
                     threads: job.parallel_files,
                 };
-                restore_block(&interface, &root, &options, &self.meter.progress, &self.cancel)?.size
+                restore_block(&*interface, &root, &options, &self.meter.progress, &self.cancel)?.size
             }
         };
         info!(snapshot = job.snapshot_id, bytes, "restored");
         Ok(RestoreResult { target: access_point(&job.path, job.mode), total_bytes: signed(bytes) })
     }
 
-    fn root_of(&self, snapshot_id: &str) -> Result<DirEntry, lifeboat_kopia::Error> {
-        let id = ManifestId::from(snapshot_id);
-        let snapshot = self.runtime.block_on(snapshot::load(self.repository.manifests(), &id))?;
-        let size = u64::try_from(snapshot.stats.total_size).unwrap_or(0);
-        self.meter.expected.store(size, Ordering::Relaxed);
+    fn root_of(&self, repository: &dyn Repository, snapshot_id: &str) -> Result<DirEntry, TransferError> {
+        let snapshot = load_snapshot(repository, &Id::new(snapshot_id))?;
         let damaged = || lifeboat_kopia::Error::DamagedManifest {
             id: snapshot_id.to_owned(),
             reason: "the snapshot has no root".to_owned(),
         };
-        snapshot.root_entry.ok_or_else(damaged)
+        let root = snapshot.root_entry.ok_or_else(damaged)?;
+        // restic keeps no other sum than that of the root.
+        let summed = root.summary.as_ref().map_or(0, |summary| summary.size);
+        let size = u64::try_from(snapshot.stats.total_size.max(summed)).unwrap_or(0);
+        self.meter.expected.store(size, Ordering::Relaxed);
+        Ok(root)
     }
 }
 
@@ -380,6 +462,7 @@ fn check_entries(snapshot: &SnapshotManifest) -> Result<(), lifeboat_uploader::E
         count: u64::try_from(summary.failed).unwrap_or_default(),
         path: first.map(|entry| entry.path.clone()).unwrap_or_default(),
         error: first.map(|entry| entry.error.clone()).unwrap_or_default(),
+        denied: false,
     })
 }
 

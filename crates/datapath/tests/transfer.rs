@@ -2,24 +2,36 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use lifeboat_api::v1::BackupStorageLocationSpec;
+use lifeboat_blobs::Operation;
+use lifeboat_blobs::wrap::Fault;
+use lifeboat_blobs::wrap::fault::{Action as StoreAction, Rule};
 use lifeboat_budget::Budget;
+use lifeboat_datapath::legacy;
 use lifeboat_datapath::location::{Access as LocationAccess, store_config};
-use lifeboat_datapath::transfer::{Backup, Meter, Restore, Transfer, TransferError, Vault};
+use lifeboat_datapath::transfer::{
+    Backup, CHECKPOINT_INTERVAL, Format, Meter, Opened, Restore, Transfer, TransferError, Vault,
+};
 use lifeboat_datapath::wire::{BackupResult, Progress, VolumeMode};
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::{CreateOptions, Password};
 use lifeboat_kopia::repo::{Access, InitialState, OpenOptions, Repository};
+use lifeboat_kopia::snapshot::SnapshotManifest;
 use lifeboat_kopia::velero;
+use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_testkit::kopia::{Kopia, S3Location};
+use lifeboat_testkit::restic::Restic;
 use lifeboat_testkit::servers::Minio;
 use lifeboat_testkit::tree::{Compare, Random, TreeSpec, assert_same};
-use lifeboat_uploader::Cancel;
+use lifeboat_uploader::{Cancel, find_snapshots};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -32,6 +44,8 @@ struct Place {
     runtime: Runtime,
     minio: Minio,
     folder: TempDir,
+    location: BackupStorageLocationSpec,
+    access: LocationAccess,
     vault: Vault,
 }
 
@@ -59,12 +73,13 @@ impl Place {
             environment: BTreeMap::new(),
         };
         let vault = Vault {
+            format: Format::Kopia,
             store: store_config(&location, NAMESPACE, &access).unwrap(),
             password: Password::new(velero::DEFAULT_PASSWORD),
             cache_folder: folder.path().join("cache"),
             cache_limit: 100 << 20,
         };
-        let place = Self { runtime, minio, folder, vault };
+        let place = Self { runtime, minio, folder, location, access, vault };
         place.create();
         place
     }
@@ -91,13 +106,24 @@ impl Place {
     }
 
     fn transfer(&self, access: Access) -> Transfer {
+        self.transfer_with(&self.vault, access)
+    }
+
+    fn transfer_with(&self, vault: &Vault, access: Access) -> Transfer {
         let budget = Budget::new(64 << 20);
+        let repository = self.runtime.block_on(vault.open(&budget, access)).unwrap();
+        self.transfer_of(repository, budget)
+    }
+
+    fn transfer_of(&self, repository: Opened, budget: Budget) -> Transfer {
         Transfer {
-            repository: self.runtime.block_on(self.vault.open(&budget, access)).unwrap(),
+            repository,
             runtime: self.runtime.handle().clone(),
             budget,
             meter: Arc::new(Meter::default()),
             cancel: Cancel::default(),
+            to_be_continued: Arc::default(),
+            checkpoint_interval: CHECKPOINT_INTERVAL,
         }
     }
 
@@ -110,18 +136,18 @@ impl Place {
     }
 
     fn restore(&self, id: &str, path: &Path, mode: VolumeMode) -> i64 {
-        let restore = Restore {
-            path: path.to_owned(),
-            mode,
-            snapshot_id: id.to_owned(),
-            sparse: false,
-            parallel_files: 2,
-        };
-        let transfer = self.transfer(Access::ReadOnly);
-        let result = transfer.restore(&restore).unwrap();
-        assert_eq!(transfer.meter.read().done_bytes, result.total_bytes);
-        result.total_bytes
+        restored(&self.transfer(Access::ReadOnly), &restore(id, path, mode))
     }
+}
+
+fn restored(transfer: &Transfer, restore: &Restore) -> i64 {
+    let result = transfer.restore(restore).unwrap();
+    assert_eq!(transfer.meter.read().done_bytes, result.total_bytes);
+    result.total_bytes
+}
+
+fn restore(id: &str, path: &Path, mode: VolumeMode) -> Restore {
+    Restore { path: path.to_owned(), mode, snapshot_id: id.to_owned(), sparse: false, parallel_files: 2 }
 }
 
 fn backup(path: &Path, mode: VolumeMode) -> Backup {
@@ -250,16 +276,169 @@ fn a_wrong_password_and_a_snapshot_that_is_gone_are_named() {
     let wrong = Vault { password: Password::new("not it"), ..place.vault.clone() };
     let error = place.runtime.block_on(wrong.open(&Budget::new(64 << 20), Access::ReadOnly)).unwrap_err();
     assert!(error.to_string().contains("password is wrong"), "{error}");
-    let restore = Restore {
-        path: place.path("back"),
-        mode: VolumeMode::Filesystem,
-        snapshot_id: "0123456789abcdef0123456789abcdef".to_owned(),
-        sparse: false,
-        parallel_files: 0,
-    };
-    let error = place.transfer(Access::ReadOnly).restore(&restore).unwrap_err();
+    let gone = restore("0123456789abcdef0123456789abcdef", &place.path("back"), VolumeMode::Filesystem);
+    let error = place.transfer(Access::ReadOnly).restore(&gone).unwrap_err();
     assert!(error.to_string().contains("0123456789abcdef"), "{error}");
     assert!(!place.path("back").exists(), "nothing is touched before the snapshot is known");
+}
+
+/// How a mover ends before its backup does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// At once, as if it were killed: nothing that it asks of its store happens any more.
+    Killed,
+    /// It is told to end, and another one is to follow.
+    ToldToEnd,
+}
+
+impl Place {
+    /// What unfinished backups have left, with the bytes of each.
+    fn unfinished(&self, observer: &Repository) -> Vec<u64> {
+        self.runtime.block_on(observer.refresh()).unwrap();
+        let source = velero::source(velero::DATA_MOVER_REQUESTER, &format!("{NAMESPACE}/data"), "");
+        let interface = KopiaRepository::new(observer.clone());
+        let found = find_snapshots(&interface, &source, &BTreeMap::new()).unwrap();
+        let bytes = |snapshot: SnapshotManifest| {
+            let summary = snapshot.root_entry.and_then(|root| root.summary);
+            summary.map_or(0, |summary| u64::try_from(summary.size).unwrap())
+        };
+        found.into_iter().filter(|snapshot| !snapshot.is_complete()).map(bytes).collect()
+    }
+
+    /// Begins a backup and ends it in the middle, unless it was done before. Every pack takes so long.
+    fn lose_mover(&self, volume: &Path, loss: Loss, delay: Duration) -> bool {
+        let open = lifeboat_blobs::OpenOptions::default();
+        let fault = Fault::new(self.runtime.block_on(self.vault.store.open(&open)).unwrap());
+        let control = fault.control();
+        control.plan(Rule::on(Operation::Put).prefix("p").times(u64::MAX).action(StoreAction::Delay(delay)));
+        let identity =
+            ClientIdentity { username: velero::IDENTITY.into(), hostname: velero::IDENTITY.into() };
+        // Memory for two packs: the backup cannot run ahead of its store.
+        let budget = Budget::new(28 << 20);
+        let _context = self.runtime.enter();
+        let mut options = OpenOptions::new(Arc::new(fault), self.vault.password.clone(), identity);
+        options.budget = budget.clone();
+        let repository = self.runtime.block_on(Repository::open(options)).unwrap();
+        let mover = Transfer {
+            checkpoint_interval: Duration::from_millis(match loss {
+                Loss::Killed => 100,
+                Loss::ToldToEnd => 600_000,
+            }),
+            ..self.transfer_of(Opened::Kopia(repository), budget)
+        };
+        let Opened::Kopia(observer) = self.transfer(Access::ReadOnly).repository else { panic!() };
+        let done = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let moved = mover.meter.read().done_bytes > 12 << 20;
+                    match loss {
+                        Loss::Killed if self.unfinished(&observer).iter().any(|bytes| *bytes > 0) => {
+                            return control.crash();
+                        }
+                        Loss::ToldToEnd if moved => {
+                            mover.to_be_continued.store(true, Ordering::Relaxed);
+                            return mover.cancel.cancel();
+                        }
+                        _ => std::thread::sleep(Duration::from_millis(5)),
+                    }
+                }
+            });
+            let outcome = mover.back_up(&backup(volume, VolumeMode::Filesystem));
+            done.store(true, Ordering::Relaxed);
+            outcome
+        });
+        outcome.is_err()
+    }
+}
+
+/// A volume of which a mover is lost in the middle; `None` if its backup was done before.
+fn with_lost_mover(loss: Loss, delay: Duration) -> Option<(Place, PathBuf)> {
+    let place = Place::new();
+    let volume = place.path("volume");
+    let mut random = Random::new(5);
+    for folder in 0..16 {
+        let folder = volume.join(format!("folder-{folder:02}"));
+        fs::create_dir_all(&folder).unwrap();
+        for file in 0..60 {
+            fs::write(folder.join(format!("file-{file:02}")), random.bytes(60_000)).unwrap();
+        }
+    }
+    place.kopia().run(["repository", "set-parameters", "--max-pack-size-mb=10"]).unwrap();
+    place.lose_mover(&volume, loss, delay).then_some((place, volume))
+}
+
+#[test]
+fn the_replacement_of_a_lost_mover_goes_on_from_what_it_had_saved() {
+    for loss in [Loss::Killed, Loss::ToldToEnd] {
+        // A machine may be done before anyone sees that something is saved: give it more to wait for.
+        let delays = [300, 2_000, 8_000].map(Duration::from_millis);
+        let lost = delays.into_iter().find_map(|delay| with_lost_mover(loss, delay));
+        let Some((place, volume)) = lost else { panic!("{loss:?}: no mover could be lost in time") };
+        let Opened::Kopia(observer) = place.transfer(Access::ReadOnly).repository else { panic!() };
+        let saved = place.unfinished(&observer).into_iter().max().unwrap_or(0);
+        assert!(saved > 0, "{loss:?}: nothing was saved");
+
+        let second = place.back_up(&volume, VolumeMode::Filesystem);
+        let (read, all) = (second.incremental_bytes, second.total_bytes);
+        let saved = i64::try_from(saved).unwrap();
+        assert!(read <= all - saved, "{loss:?}: {read} of {all} bytes were read though {saved} were saved");
+        // One snapshot of the volume, as if nothing had happened.
+        let list = ["snapshot", "list", "--all", "--incomplete", "--json"];
+        let listed: Vec<serde_json::Value> = place.kopia().json(list).unwrap();
+        let [snapshot] = listed.as_slice() else { panic!("{loss:?}: {listed:?}") };
+        assert_eq!(snapshot["id"], second.snapshot_id.as_str());
+        assert_eq!(snapshot["source"]["path"], "snapshot-data-upload-download/kopia/shop/data");
+        place.restore(&second.snapshot_id, &place.path("back"), VolumeMode::Filesystem);
+        assert_same(&volume, &place.path("back"), Compare::exact()).unwrap();
+    }
+}
+
+/// As earlier releases of Velero had restic back volumes up: what is in the volume, under a short id.
+#[test]
+fn what_restic_backed_up_for_velero_comes_back_and_nothing_is_added_to_it() {
+    let place = Place::new();
+    let (volume, back) = (place.path("volume"), place.path("back"));
+    fs::create_dir_all(&volume).unwrap();
+    TreeSpec::small(8).grow(&volume).unwrap();
+    let folder = "backups/restic/shop";
+    let restic = Restic::in_bucket(&place.minio, BUCKET, folder, velero::DEFAULT_PASSWORD).unwrap();
+    restic.init(&[]).unwrap();
+    let id = restic.backup_contents(&volume, &["--host", "velero", "--tag", "pod=web"]).unwrap();
+    let (short, mode) = (&id[..8], VolumeMode::Filesystem);
+
+    let name = |folder: &str| format!("s3:{}/{BUCKET}/{folder}", place.minio.endpoint());
+    let vault = |folder: &str| Vault {
+        format: Format::Restic,
+        store: legacy::store_config(&place.location, &name(folder), &place.access).unwrap(),
+        ..place.vault.clone()
+    };
+    let reached = vault(folder);
+    // A volume has a root of its own, of which restic kept nothing.
+    fs::create_dir(&back).unwrap();
+    fs::set_permissions(&back, fs::Permissions::from_mode(0o2775)).unwrap();
+    let bytes = restored(&place.transfer_with(&reached, Access::ReadOnly), &restore(short, &back, mode));
+    assert!(bytes > 0);
+    assert_same(&volume, &back, Compare { top: false, ..Compare::exact() }).unwrap();
+    assert_eq!(fs::metadata(&back).unwrap().mode() & 0o7777, 0o2775);
+
+    let stopped = place.transfer_with(&reached, Access::ReadOnly);
+    stopped.cancel.cancel();
+    let outcome = stopped.restore(&restore(short, &place.path("again"), mode));
+    assert!(matches!(outcome, Err(TransferError::Canceled)), "{outcome:?}");
+    let refused = place.transfer_with(&reached, Access::ReadWrite).back_up(&backup(&volume, mode));
+    assert!(matches!(refused, Err(TransferError::OnlyRead)), "{refused:?}");
+    let gone = place.transfer_with(&reached, Access::ReadOnly);
+    let error = gone.restore(&restore("01234567", &place.path("gone"), mode)).unwrap_err();
+    assert!(error.to_string().contains("01234567") && !place.path("gone").exists(), "{error}");
+    let wrong = Vault { password: Password::new("not it"), ..reached };
+    for (vault, words) in
+        [(wrong, "the password is not"), (vault("backups/restic/other"), "there is no restic repository")]
+    {
+        let opened = place.runtime.block_on(vault.open(&Budget::new(64 << 20), Access::ReadOnly));
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 /// A loop device, gone when dropped.

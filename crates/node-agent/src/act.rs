@@ -6,6 +6,7 @@ use crate::exposing::Exposed;
 use crate::look::{Look, host, look, movers_lost};
 use crate::machine::{Action, decide};
 use crate::operation::notes;
+use crate::reasons::{WAITS, running_pod, why};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -31,8 +32,6 @@ const MUCH_LATER: Duration = Duration::from_secs(30);
 const PATIENCE: i64 = 3;
 /// A wait that is longer deserves a diagnosis.
 const DOUBT: i64 = 15;
-/// How the message of an operation begins that is not stuck but waits.
-const WAITS: &str = "waits for";
 /// The longest note that an Event may carry.
 const LONGEST_NOTE: usize = 1000;
 
@@ -265,7 +264,7 @@ async fn wait_for_pod<K: Exposed>(
     seen: &Look<K>,
     hosting: &K::Seen,
 ) -> Result<Turn<K>, Error> {
-    let mut for_what = format!("the pod {} to run", object.name_any());
+    let mut for_what = running_pod(object);
     if waited(agent, object) > DOUBT {
         let diagnosis = diagnose(&agent.client, &K::things(hosting)).await;
         for_what.push_str(&format!(": {diagnosis}"));
@@ -381,8 +380,8 @@ async fn replace<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result
 async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     let Some(ending) = &seen.hosted.ending else { return Ok(Turn::Later(SOON)) };
     pass_log_on(agent, seen).await;
-    let hosting = object.look(agent, false).await?;
-    let moved = object.moved(&hosting);
+    let hosting = if K::HANDS_OVER { Some(object.look(agent, false).await?) } else { None };
+    let moved = object.moved(hosting.as_ref());
     let turn = change(agent, object, |it| {
         it.status_mut().message.clear();
         it.set_result(ending);
@@ -471,35 +470,6 @@ fn tell_time<K: Exposed>(agent: &Agent, ended: &K) {
     let (Some(start), Some(end)) = (&status.start_timestamp, &status.completion_timestamp) else { return };
     if let Some(names) = ended.timed_as() {
         agent.metrics.took(names, end.0.duration_since(start.0).as_secs_f64());
-    }
-}
-
-/// Why an operation failed.
-async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
-    if let Some(reason) = &seen.hopeless {
-        return reason.clone();
-    }
-    let words = seen.hosted.words.as_deref();
-    if matches!(object.phase(), Phase::InProgress | Phase::Canceling) && seen.hosted.ending.is_some() {
-        return format!("data path failed: {}", words.unwrap_or("the mover left no words"));
-    }
-    let overdue = seen.observation.prepare_overdue;
-    let first = match words {
-        Some(words) => format!("the volume could not be made reachable: {words}"),
-        None if overdue => {
-            let limit = lifeboat_api::Duration::from_secs(agent.options.prepare_timeout.as_secs());
-            let said = object.status().map(|status| status.message.as_str()).unwrap_or_default();
-            let still = if said.starts_with(WAITS) { format!("; it {said}") } else { String::new() };
-            format!("the volume could not be made reachable within {limit}{still}")
-        }
-        None => "the mover was lost too often".to_owned(),
-    };
-    match object.look(agent, true).await {
-        Ok(hosting) => {
-            let diagnosis = diagnose(&agent.client, &K::things(&hosting)).await;
-            if diagnosis.is_empty() { first } else { format!("{first}. {diagnosis}") }
-        }
-        Err(_) => first,
     }
 }
 

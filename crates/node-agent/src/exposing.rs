@@ -48,6 +48,8 @@ pub(crate) trait Exposed: VolumeOperation {
     type Seen: Send + Sync;
     /// What hosting objects are made from.
     type Details: Send + Sync;
+    /// Whether something of the hosting is for somebody else when the data was moved.
+    const HANDS_OVER: bool = false;
 
     /// What has to be so before it can be taken.
     fn gate(&self, _: &Agent) -> impl Future<Output = Result<Gate, kube::Error>> + Send {
@@ -73,8 +75,8 @@ pub(crate) trait Exposed: VolumeOperation {
     fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
         None
     }
-    /// What has to be known of the hosting when the data was moved.
-    fn moved(&self, _: &Self::Seen) -> String {
+    /// What has to be known of the hosting, if something of it is to be handed over, when the data was moved.
+    fn moved(&self, _: Option<&Self::Seen>) -> String {
         "true".to_owned()
     }
     /// What may know why it does not come up.
@@ -113,6 +115,7 @@ impl Exposed for DataUpload {
 impl Exposed for DataDownload {
     type Seen = download::Seen;
     type Details = download::Details;
+    const HANDS_OVER: bool = true;
 
     async fn look(&self, agent: &Agent, _: bool) -> Result<Self::Seen, kube::Error> {
         let volume = self.note(notes::MOVED);
@@ -139,8 +142,8 @@ impl Exposed for DataDownload {
         download::unclaimable(&target(self), seen)
     }
 
-    fn moved(&self, seen: &Self::Seen) -> String {
-        download::filled_volume(seen).unwrap_or_default().to_owned()
+    fn moved(&self, seen: Option<&Self::Seen>) -> String {
+        seen.and_then(download::filled_volume).unwrap_or_default().to_owned()
     }
 
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>> {

@@ -17,6 +17,7 @@ mod metrics;
 mod operation;
 mod peers;
 mod pod_volumes;
+mod reasons;
 mod settings;
 mod sweep;
 

@@ -58,7 +58,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let moved = object.note(notes::MOVED).is_some();
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
     let over = phase.is_final() && finalizer && ours;
-    let moving = matches!(phase, Phase::InProgress | Phase::Canceling) && moved && ours;
+    let moving = K::HANDS_OVER && matches!(phase, Phase::InProgress | Phase::Canceling) && moved && ours;
     let seen = if over || moving { Some(object.look(agent, true).await?) } else { None };
     let unclaimable = seen.as_ref().filter(|_| moving).and_then(|seen| object.unclaimable(seen));
     let now = agent.now();

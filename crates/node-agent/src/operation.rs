@@ -3,9 +3,10 @@
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Resource, ResourceExt};
-use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore, UploaderType};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload, SNAPSHOT_TYPE_CSI};
 use lifeboat_api::{NodeOs, OperationStatus, Phase, Progress, finalizers};
+use lifeboat_datapath::legacy::{self, is_restic};
 use lifeboat_datapath::wire::{BackupResult, Ending};
 use lifeboat_exposer::{Kind, Operation};
 use serde::Serialize;
@@ -264,20 +265,19 @@ impl VolumeOperation for PodVolumeRestore {
     }
 
     fn impossible(&self) -> Option<String> {
-        if is_restic(self.spec.uploader_type, &self.spec.repo_identifier) {
-            return Some(format!(
-                "the data was backed up by restic, which this node-agent does not restore: restore it with the \
-                 node-agent of Velero 1.18 or older, or with restic from {:?}",
-                self.spec.repo_identifier
-            ));
+        let repository = &self.spec.repo_identifier;
+        let unreachable = if is_restic(self.spec.uploader_type, repository) {
+            legacy::check(repository).err()
+        } else {
+            None
+        };
+        match unreachable {
+            Some(error) => Some(format!(
+                "the data was backed up by restic and cannot be restored here: {error}; restore it with restic itself"
+            )),
+            None => nothing_to_restore(&self.spec.snapshot_id),
         }
-        nothing_to_restore(&self.spec.snapshot_id)
     }
-}
-
-/// Old operations do not say who moves the data, but where restic keeps it; those of kopia never say that.
-fn is_restic(uploader: UploaderType, repository: &str) -> bool {
-    uploader == UploaderType::Restic || uploader == UploaderType::Unset && !repository.is_empty()
 }
 
 fn nothing_to_restore(snapshot: &str) -> Option<String> {
@@ -307,6 +307,7 @@ fn moved(bytes: i64) -> Progress {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use lifeboat_api::v1::UploaderType;
 
     #[test]
     fn only_csi_snapshots_can_be_moved_and_they_have_to_be_named() {
@@ -321,16 +322,20 @@ mod tests {
     }
 
     #[test]
-    fn what_restic_wrote_is_told_from_what_kopia_wrote_and_refused_with_a_way_out() {
+    fn what_restic_wrote_is_restored_from_where_it_can_be_reached_and_never_added_to() {
         let mut restore = PodVolumeRestore::default();
         restore.spec.snapshot_id = "s".to_owned();
         assert_eq!(restore.impossible(), None);
-        restore.spec.repo_identifier = "s3:bucket/restic/shop".to_owned();
-        assert!(
-            restore.impossible().is_some_and(|why| why.contains("restic from \"s3:bucket/restic/shop\""))
-        );
+        restore.spec.repo_identifier = "s3:http://host/bucket/restic/shop".to_owned();
+        assert_eq!(restore.impossible(), None);
+        restore.spec.repo_identifier = "sftp:host:/restic/shop".to_owned();
+        let why = restore.impossible().unwrap_or_default();
+        assert!(why.contains("sftp") && why.contains("restore it with restic"), "{why}");
         restore.spec.uploader_type = UploaderType::Kopia;
         assert_eq!(restore.impossible(), None);
+        restore.spec.uploader_type = UploaderType::Restic;
+        restore.spec.repo_identifier.clear();
+        assert!(restore.impossible().is_some_and(|why| why.contains("spec.repoIdentifier is empty")));
         let mut backup = PodVolumeBackup::default();
         backup.spec.uploader_type = UploaderType::Restic;
         assert!(backup.impossible().is_some_and(|why| why.contains("--uploader-type=kopia")));

@@ -16,8 +16,9 @@ use tokio::runtime::Handle;
 /// How often Velero asks for maintenance of a restic repository.
 const MAINTENANCE_FREQUENCY: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Opens the storage of a restic repository, for reading. Its prefix is a folder, whether it ends with `/` or not.
-pub async fn open_store(config: &StoreConfig) -> Result<Arc<dyn BlobStore>> {
+/// Opens the storage of a restic repository, for reading whatever `options` say. Its prefix is a folder, whether it ends
+/// with `/` or not.
+pub async fn open_store(config: &StoreConfig, options: OpenOptions) -> Result<Arc<dyn BlobStore>> {
     let mut config = config.clone();
     let prefix = match &mut config {
         StoreConfig::S3(s3) => Some(&mut s3.prefix),
@@ -28,7 +29,7 @@ pub async fn open_store(config: &StoreConfig) -> Result<Arc<dyn BlobStore>> {
     if let Some(prefix) = prefix.filter(|prefix| !prefix.is_empty() && !prefix.ends_with('/')) {
         prefix.push('/');
     }
-    let options = OpenOptions { read_only: true, plain_folder: true, ..OpenOptions::default() };
+    let options = OpenOptions { read_only: true, plain_folder: true, ..options };
     config.open(&options).await.map_err(|error| of_storage(&error))
 }
 
@@ -51,7 +52,7 @@ impl ResticService {
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         let config = lifeboat_repository::kopia::store_config(options)?;
-        self.runtime.block_on(open_store(&config))
+        self.runtime.block_on(open_store(&config, OpenOptions::default()))
     }
 
     fn open_repository(&self, options: &RepositoryOptions) -> Result<ResticRepository> {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use lifeboat_blobs::OpenOptions;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::snapshot::{DirEntries, DirEntry, SnapshotManifest};
 use lifeboat_repository::{
@@ -64,7 +65,8 @@ struct Opened {
 fn open(folder: &Path, password: &str) -> lifeboat_repository::Result<Opened> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let budget = Budget::new(BUDGET);
-    let store = runtime.block_on(open_store(&location::parse(folder.to_str().unwrap())?))?;
+    let store =
+        runtime.block_on(open_store(&location::parse(folder.to_str().unwrap())?, OpenOptions::default()))?;
     let handle = runtime.handle().clone();
     let repository = ResticRepository::open(store, &Secret::new(password), handle, budget.clone())?;
     Ok(Opened { runtime, budget, repository })

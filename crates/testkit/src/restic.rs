@@ -36,11 +36,26 @@ impl Restic {
 
     /// A user of the repository below `prefix` of a bucket, which must exist.
     pub fn in_bucket(server: &Minio, bucket: &str, prefix: &str, password: &str) -> Result<Restic> {
-        let mut restic = Restic::new(format!("s3:{}/{bucket}/{prefix}", server.endpoint()), password)?;
-        restic.env.extend([
-            ("AWS_ACCESS_KEY_ID".into(), server.access_key().into()),
-            ("AWS_SECRET_ACCESS_KEY".into(), server.secret_key().into()),
-        ]);
+        let name = format!("s3:{}/{bucket}/{prefix}", server.endpoint());
+        let mut restic = Restic::with_keys(name, password, server.access_key(), server.secret_key())?;
+        if let Some(authority) = server.ca_pem() {
+            let path = restic.home.path().join("authority.pem");
+            std::fs::write(&path, authority)?;
+            restic.env.push(("RESTIC_CACERT".into(), path.into()));
+        }
+        Ok(restic)
+    }
+
+    /// A user of a repository in S3, with the keys that open the store.
+    pub fn with_keys(
+        repository: impl AsRef<OsStr>,
+        password: &str,
+        key: &str,
+        secret: &str,
+    ) -> Result<Restic> {
+        let mut restic = Restic::new(repository, password)?;
+        let keys = [("AWS_ACCESS_KEY_ID", key), ("AWS_SECRET_ACCESS_KEY", secret)];
+        restic.env.extend(keys.map(|(name, value)| (name.into(), value.into())));
         Ok(restic)
     }
 
@@ -56,8 +71,18 @@ impl Restic {
 
     /// Backs a directory up; the id of the snapshot.
     pub fn backup(&self, path: &Path, flags: &[&str]) -> Result<String> {
+        self.back_up(self.home.path(), path, flags)
+    }
+
+    /// Backs up what is in a directory, as Velero did, so that the directory is the root of the snapshot; the id of that.
+    pub fn backup_contents(&self, path: &Path, flags: &[&str]) -> Result<String> {
+        self.back_up(path, Path::new("."), flags)
+    }
+
+    fn back_up(&self, from: &Path, path: &Path, flags: &[&str]) -> Result<String> {
         let words = ["backup", "--json", "--quiet"].map(OsStr::new).into_iter();
-        let output = self.run(words.chain([path.as_os_str()]).chain(flags.iter().map(OsStr::new)))?;
+        let output =
+            self.run_in(from, words.chain([path.as_os_str()]).chain(flags.iter().map(OsStr::new)))?;
         let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let lines = lines.map(serde_json::from_slice::<Value>).collect::<Result<Vec<_>, _>>()?;
         let id = lines.iter().find_map(|line| line["snapshot_id"].as_str());
@@ -78,9 +103,13 @@ impl Restic {
 
     /// Runs a command that must succeed.
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
+        self.run_in(self.home.path(), args)
+    }
+
+    fn run_in<S: AsRef<OsStr>>(&self, folder: &Path, args: impl IntoIterator<Item = S>) -> Result<Output> {
         let mut command = Command::new(&self.program);
         let env = self.env.iter().map(|(name, value)| (name, value));
-        command.env_clear().envs(env).current_dir(self.home.path()).arg("--no-cache").args(args);
+        command.env_clear().envs(env).current_dir(folder).arg("--no-cache").args(args);
         process::run_ok(command, LIMIT)
     }
 }

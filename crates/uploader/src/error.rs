@@ -40,6 +40,8 @@ pub enum Error {
         path: String,
         /// What happened to it.
         error: String,
+        /// Whether the system did not allow it.
+        denied: bool,
     },
 
     /// Entries could not be restored; everything else was.
@@ -88,6 +90,16 @@ pub enum Error {
 impl Error {
     pub(crate) fn file(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
         Error::File { action, path: path.to_path_buf(), source: source.into() }
+    }
+
+    /// Whether it is that the system did not allow something, at least to one entry.
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Error::File { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            Error::Entries { denied, .. } => *denied,
+            Error::Unrestored(report) => report.failures.iter().any(|failure| failure.denied),
+            _ => false,
+        }
     }
 
     /// Whether a file or directory is not there (any more).

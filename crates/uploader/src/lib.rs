@@ -23,5 +23,5 @@ pub use block::{BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, bac
 pub use error::{Error, Result};
 pub use progress::{Cancel, Progress, Totals};
 pub use restore::{Existing, PathFilter, RestoreFailure, RestoreOptions, RestoreReport, restore};
-pub use snapshots::{apply_retention, find_parents, find_snapshots, save_snapshot};
+pub use snapshots::{apply_retention, find_parents, find_snapshots, load_snapshot, save_snapshot};
 pub use stream::{StreamBackupOptions, back_up_stream};

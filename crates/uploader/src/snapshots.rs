@@ -27,6 +27,11 @@ pub fn find_snapshots(
     Ok(found)
 }
 
+/// The snapshot of this id.
+pub fn load_snapshot(repository: &dyn Repository, id: &Id) -> Result<SnapshotManifest> {
+    parse(&repository.manifest(id)?)
+}
+
 /// The snapshots that a new one of the same source is compared with: the latest complete one, and every incomplete
 /// one that was begun after it.
 pub fn find_parents(repository: &dyn Repository, source: &SourceInfo) -> Result<Vec<SnapshotManifest>> {

@@ -1,9 +1,9 @@
 //! Operations that no backup asked for.
 
 use crate::common::{ready_to_use, snapshot};
-use crate::stage::{PATIENCE, has_ended};
+use crate::stage::{IMAGE, PATIENCE, has_ended};
 use lifeboat_testbed::testing::{TestNamespace, wait_for_object};
-use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE, TEST_SNAPSHOT_CLASS};
+use lifeboat_testbed::{BUSYBOX, Cluster, TEST_CLASS_ANYWHERE, TEST_SNAPSHOT_CLASS};
 use serde_json::{Value, json};
 
 /// An upload of a claim of the test driver, of which a snapshot is taken.
@@ -38,6 +38,69 @@ pub fn waiting(mut claim: Value) -> Value {
     let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
     claim["spec"]["selector"] = json!({ "matchLabels": { "velero.io/dynamic-pv-restore": name } });
     claim
+}
+
+/// A backup of the volume `data` of a pod.
+pub fn pod_backup(name: &str, pod: &Value) -> Value {
+    let mut operation = pod_volume("PodVolumeBackup", name, pod);
+    operation["spec"]["node"] = json!("node1");
+    operation
+}
+
+/// A restore into the volume `data` of a pod.
+pub fn pod_restore(name: &str, pod: &Value, snapshot: &str) -> Value {
+    let mut operation = pod_volume("PodVolumeRestore", name, pod);
+    operation["spec"]["snapshotID"] = json!(snapshot);
+    operation["spec"]["sourceNamespace"] = pod["namespace"].clone();
+    operation
+}
+
+fn pod_volume(kind: &str, name: &str, pod: &Value) -> Value {
+    json!({
+        "apiVersion": "velero.io/v1", "kind": kind, "metadata": { "name": name, "namespace": "velero" },
+        "spec": {
+            "pod": pod, "volume": "data", "backupStorageLocation": "default", "repoIdentifier": "", "uploaderType": "kopia",
+        },
+    })
+}
+
+/// A pod, as operations name pods.
+pub fn reference(pod: &Value) -> Value {
+    let metadata = &pod["metadata"];
+    json!({ "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"] })
+}
+
+/// A pod that was made, as operations name pods.
+pub fn made(space: &TestNamespace<'_>, pod: &str) -> Value {
+    reference(&space.get("pod", pod).unwrap())
+}
+
+/// What stands for the restore that an operation is part of, as its owner.
+pub fn owner_reference(owner: &Value) -> Value {
+    let metadata = &owner["metadata"];
+    json!({
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"], "uid": metadata["uid"],
+    })
+}
+
+/// A pod whose volume `data` is to be restored by operations of `owner`, as Velero makes it; once it is, it waits for ever.
+pub fn waiting_pod(name: &str, owner: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [{
+                "name": "restore-wait", "image": IMAGE, "command": ["/velero-restore-helper"],
+                "args": [owner["metadata"]["uid"]], "securityContext": { "runAsUser": 0 },
+                "volumeMounts": [{ "name": "data", "mountPath": "/restores/data" }],
+            }],
+            "containers": [{
+                "name": "c", "image": BUSYBOX, "command": ["sh", "-c", "sleep 86400"],
+                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{ "name": "data", "emptyDir": {} }],
+        },
+    })
 }
 
 /// Has an operation done, and gives it as it is in the end.

@@ -3,8 +3,8 @@
 use crate::by_hand::{download, message, phase, run, upload, waiting};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    Agent, PATIENCE, agent_log, alone, assert_completed, assert_nothing_left, back_up, begin_backup,
-    end_of_backup, has_ended, operations, together, wait_for_agent, wait_for_uploads,
+    Agent, PATIENCE, PREPARE_TIMEOUT, agent_log, alone, assert_completed, assert_nothing_left, back_up,
+    begin_backup, end_of_backup, has_ended, operations, together, wait_for_agent, wait_for_uploads,
 };
 use crate::storage::{Misbehaviour, define_class, failing, with_volumes};
 use crate::store::{Location, brings_data};
@@ -45,7 +45,10 @@ fn storage_that_does_not_deliver_fails_the_upload_in_time_with_the_drivers_words
         let upload = upload_of(&uploads, claim);
         assert_eq!(phase(upload), "Failed", "{upload:#}");
         let said = message(upload);
-        assert!(said.starts_with("the volume could not be made reachable") && said.contains(words), "{said}");
+        let limit = format!("the volume could not be made reachable within {PREPARE_TIMEOUT}");
+        assert!(said.starts_with(&limit) && said.contains(words), "{said}");
+        let pod = format!("pod velero/{} is Pending", upload["metadata"]["name"].as_str().unwrap());
+        assert_eq!(said.matches(&pod).count(), 1, "the diagnosis is told once: {said}");
     }
     let uploads = wait_for_uploads(cluster, "unready", 1, "the end", has_ended);
     assert_eq!(phase(&uploads[0]), "Failed", "{uploads:#?}");

@@ -1,36 +1,25 @@
 //! Volumes of live pods are backed up where they are mounted and restored into new pods (fs-backup), by our node-agent and
 //! across both. Their movers mount a folder of the node, which only the `privileged` standard admits.
 
-use crate::by_hand::{message, phase, run};
+use crate::by_hand::{
+    made, message, owner_reference, phase, pod_backup, pod_restore, reference, run, waiting_pod,
+};
 use crate::common::{assert_same, claim, list};
 use crate::stage::{
-    Agent, Alone, IMAGE, PATIENCE, alone, assert_completed, assert_nothing_left, cancel, enforce, has_ended,
+    Agent, FoldersAllowed, IMAGE, PATIENCE, alone, assert_completed, assert_nothing_left, cancel, has_ended,
     operations, together,
 };
 use crate::store::{Location, brings_data};
 use lifeboat_testbed::faults::Fault;
 use lifeboat_testbed::testing::{TestNamespace, wait_for_object};
 use lifeboat_testbed::{BUSYBOX, Cluster, HOSTPATH_CLASS, TEST_CLASS};
+use lifeboat_testkit::restic::Restic;
+use lifeboat_testkit::tree::TreeSpec;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Velero's namespace admits pods with folders of their node as long as this lives.
-struct FoldersAllowed(&'static Cluster);
-
-impl FoldersAllowed {
-    fn new(stage: &Alone) -> Self {
-        enforce(stage.cluster, "privileged");
-        Self(stage.cluster)
-    }
-}
-
-impl Drop for FoldersAllowed {
-    fn drop(&mut self) {
-        enforce(self.0, "baseline");
-    }
-}
 
 /// Files of every kind in three volumes of two drivers and of the node itself; after that, one file grows without end.
 const FILL: &str = r#"
@@ -265,28 +254,10 @@ fn a_backup_of_a_live_pod_is_cancelled_without_a_trace_and_its_mover_saw_one_fol
     assert_nothing_left(cluster, space.name(), "slow");
 }
 
-fn by_hand(kind: &str, name: &str, pod: &Value, uploader: &str) -> Value {
-    let mut operation = json!({
-        "apiVersion": "velero.io/v1", "kind": kind, "metadata": { "name": name, "namespace": "velero" },
-        "spec": {
-            "pod": pod, "volume": "tmp", "backupStorageLocation": "default", "repoIdentifier": "", "uploaderType": uploader,
-        },
-    });
-    let more: &[(&str, &str)] = match kind {
-        "PodVolumeBackup" => &[("node", "node1")],
-        _ => &[("snapshotID", "s"), ("sourceNamespace", "velero")],
-    };
-    for (field, value) in more {
-        operation["spec"][field] = json!(value);
-    }
-    operation
-}
-
 /// The pod of the node-agent, as operations name pods.
 fn agent_pod(cluster: &Cluster) -> Value {
     let agents = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
-    let metadata = &agents["items"][0]["metadata"];
-    json!({ "kind": "Pod", "namespace": "velero", "name": metadata["name"], "uid": metadata["uid"] })
+    reference(&agents["items"][0])
 }
 
 fn assert_fails(cluster: &Cluster, operation: &Value, words: &str) {
@@ -301,13 +272,73 @@ fn operations_of_pods_that_cannot_be_done_fail_at_once_and_say_why() {
     let stage = together();
     let running = agent_pod(stage.cluster);
     let gone = json!({ "kind": "Pod", "namespace": "velero", "name": "nobody", "uid": "none" });
-    for (kind, name, pod, uploader, words) in [
-        ("PodVolumeRestore", "cannot-1", &running, "restic", "backed up by restic"),
-        ("PodVolumeBackup", "cannot-2", &running, "restic", "restic repositories are not written"),
-        ("PodVolumeRestore", "cannot-3", &gone, "kopia", "the pod velero/nobody is gone"),
-        ("PodVolumeBackup", "cannot-4", &gone, "kopia", "the pod velero/nobody is gone"),
-        ("PodVolumeRestore", "cannot-5", &running, "kopia", "does not wait for its volumes"),
+    let of_restic = |mut operation: Value| {
+        operation["spec"]["uploaderType"] = json!("restic");
+        operation
+    };
+    for (operation, words) in [
+        (of_restic(pod_restore("cannot-1", &running, "s")), "spec.repoIdentifier is empty"),
+        (of_restic(pod_backup("cannot-2", &running)), "restic repositories are not written"),
+        (pod_restore("cannot-3", &gone, "s"), "the pod velero/nobody is gone"),
+        (pod_backup("cannot-4", &gone), "the pod velero/nobody is gone"),
+        (pod_restore("cannot-5", &running, "s"), "does not wait for its volumes"),
     ] {
-        assert_fails(stage.cluster, &by_hand(kind, name, pod, uploader), words);
+        assert_fails(stage.cluster, &operation, words);
     }
+}
+
+/// What all files below a folder hold. Not their names, which not all programs print alike.
+const SUMS: &str = r#"find . -type f -exec sh -c 'sha256sum < "$1"' _ {} \; | LC_ALL=C sort"#;
+
+/// A repository as earlier releases of Velero had restic make them, and two restores from it: one from where it is, and one
+/// from where there is nothing, which the pod that waits learns as well.
+#[test]
+fn what_restic_backed_up_is_restored_into_a_pod_that_waits_for_it() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let _allowed = FoldersAllowed::new(&stage);
+    let kubectl = cluster.kubectl();
+    let template = r#"go-template={{index .data "repository-password" | base64decode}}"#;
+    let secret = ["-n", "velero", "get", "secret", "velero-repo-credentials", "-o", template];
+    let password = kubectl.text(secret).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    TreeSpec::small(9).grow(folder.path()).unwrap();
+    let here = format!("cd {}; {SUMS}", folder.path().display());
+    let before = Command::new("sh").args(["-c", &here]).output().unwrap().stdout;
+    cluster.create_bucket("restic", false).unwrap();
+    let store = cluster.object_store();
+    let name = |folder: &str| format!("s3:{}/restic/velero/{folder}", store.endpoint);
+    let restic = Restic::with_keys(name("shop"), &password, &store.access_key, &store.secret_key).unwrap();
+    let backed_up = cluster.in_network(|| {
+        restic.init(&[]).unwrap();
+        restic.backup_contents(folder.path(), &["--host", "velero"]).unwrap()
+    });
+    let snapshot = &backed_up.unwrap()[..8];
+
+    let space = TestNamespace::new(cluster, "restic").unwrap();
+    let owner = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]).unwrap();
+    for (number, folder, end) in [(1, "shop", "Completed"), (2, "nowhere", "Failed")] {
+        let pod = format!("pod-{number}");
+        space.apply(&waiting_pod(&pod, &owner).to_string()).unwrap();
+        let mut restore = pod_restore(&format!("restic-{number}"), &made(&space, &pod), snapshot);
+        restore["metadata"]["ownerReferences"] = json!([owner_reference(&owner)]);
+        restore["spec"]["uploaderType"] = json!("restic");
+        restore["spec"]["repoIdentifier"] = json!(name(folder));
+        let ended = run(cluster, &restore);
+        assert_eq!(phase(&ended), end, "{ended:#}");
+        if end == "Failed" {
+            assert!(message(&ended).contains("there is no restic repository"), "{}", message(&ended));
+        }
+    }
+    space.wait_for_pod("pod-1").unwrap();
+    let after = space.shell("pod-1", "c", &format!("cd /data; {SUMS}")).unwrap();
+    assert!(after.lines().count() > 10, "the volume looks empty:\n{after}");
+    assert_eq!(String::from_utf8_lossy(&before), after);
+    let told = |pod: &Value| {
+        let waiting = &pod["status"]["initContainerStatuses"][0];
+        let last = [&waiting["state"], &waiting["lastState"]].map(|state| &state["terminated"]["message"]);
+        last.iter().any(|words| words.as_str().is_some_and(|words| words.contains("no restic repository")))
+    };
+    space.wait("pod", "pod-2", "learning that its volume does not come", told).unwrap();
+    assert_nothing_left(cluster, space.name(), "restic");
 }

@@ -1,9 +1,12 @@
 //! Agents, movers, Velero's server and the API server end while volumes are on their way: every operation goes on where it stood.
 
-use crate::by_hand::{download, message, phase, upload, waiting};
+use crate::by_hand::{
+    download, made, message, owner_reference, phase, pod_backup, pod_restore, upload, waiting, waiting_pod,
+};
 use crate::common::{claim, list, pod, processes_of};
 use crate::stage::{
-    Agent, Configured, PATIENCE, alone, assert_nothing_left, has_ended, wait_for_agent, wait_for_rollout,
+    Agent, Configured, FoldersAllowed, PATIENCE, alone, assert_nothing_left, has_ended, wait_for_agent,
+    wait_for_rollout, writers,
 };
 use crate::storage::{content, define_class, with_volumes};
 use crate::store::{Gate, Location};
@@ -20,6 +23,24 @@ const MEMORY_LIMIT: u64 = 128 << 20;
 /// Classes of the volumes of this test; there is nothing that a copy of the last one could be of, until the test makes it.
 const CLASSES: [&str; 3] = [TEST_CLASS_ANYWHERE, "restarts-next", "restarts-held"];
 const MISSING_CLASS: &str = "restarts-copies";
+/// Operations of this test, in the order of their numbers.
+const UPLOADS: [(&str, &str); 6] = [
+    ("dataupload", "restarts-1"),
+    ("dataupload", "restarts-2"),
+    ("dataupload", "restarts-3"),
+    ("podvolumebackup", "restarts-pod-1"),
+    ("podvolumebackup", "restarts-pod-2"),
+    ("podvolumebackup", "restarts-pod-3"),
+];
+const DOWNLOADS: [(&str, &str); 7] = [
+    ("datadownload", "restarts-1"),
+    ("datadownload", "restarts-2"),
+    ("datadownload", "restarts-3"),
+    ("podvolumerestore", "restarts-pod-1"),
+    ("podvolumerestore", "restarts-pod-2"),
+    ("podvolumerestore", "restarts-pod-3"),
+    ("podvolumerestore", "restarts-pod-4"),
+];
 
 fn settings(slots: usize) -> Value {
     json!({
@@ -41,15 +62,14 @@ fn apply_and_wait(cluster: &Cluster, operation: &Value, wanted: &str) {
     assert_eq!(phase(&seen), wanted, "{seen:#}");
 }
 
-/// The phase of each of three operations, and the pods of those that have one: who goes on does not begin anew.
-fn standing(cluster: &Cluster, kind: &str) -> Vec<(String, Value)> {
-    let of = |number: usize| {
-        let name = format!("restarts-{number}");
-        let operation = cluster.kubectl().get(["-n", "velero", kind, &name]).unwrap();
-        let pod = cluster.kubectl().get(["-n", "velero", "pod", &name]).unwrap_or_default();
+/// The phases of operations, and the pods of those that have one: who goes on does not begin anew.
+fn standing(cluster: &Cluster, operations: &[(&str, &str)]) -> Vec<(String, Value)> {
+    let of = |(kind, name): &(&str, &str)| {
+        let operation = cluster.kubectl().get(["-n", "velero", kind, name]).unwrap();
+        let pod = cluster.kubectl().get(["-n", "velero", "pod", name]).unwrap_or_default();
         (phase(&operation).to_owned(), pod["metadata"]["uid"].clone())
     };
-    (1..=3).map(of).collect()
+    operations.iter().map(of).collect()
 }
 
 fn end_agent_gracefully(cluster: &Cluster) {
@@ -89,15 +109,55 @@ fn kill_agent(cluster: &Cluster) {
     }
 }
 
-/// Deletes the mover's pod of an operation; another takes its place.
-fn lose_mover(cluster: &Cluster, kind: &str, name: &str) {
-    let before = cluster.kubectl().get(["-n", "velero", "pod", name]).unwrap()["metadata"]["uid"].clone();
-    cluster.kubectl().run(["-n", "velero", "delete", "pod", name, "--wait=false"]).unwrap();
-    let noted = |operation: &Value| operation["metadata"]["annotations"]["lifeboat.io/movers-lost"] == "1";
-    let seen = wait(cluster, (kind, name), "noticing the loss of its mover", |it| noted(it) || has_ended(it));
-    assert!(noted(&seen), "{seen:#}");
-    let replaced = |pod: &Value| pod["metadata"]["uid"] != before && pod["status"]["phase"] == "Running";
-    wait(cluster, ("pod", name), "being replaced", replaced);
+/// Deletes the movers' pods of operations; others take their places.
+fn lose_movers(cluster: &Cluster, operations: &[(&str, &str)]) {
+    let uid =
+        |pod: &str| cluster.kubectl().get(["-n", "velero", "pod", pod]).unwrap()["metadata"]["uid"].clone();
+    let before: Vec<Value> = operations.iter().map(|(_, name)| uid(name)).collect();
+    for (_, name) in operations {
+        cluster.kubectl().run(["-n", "velero", "delete", "pod", name, "--wait=false"]).unwrap();
+    }
+    for ((kind, name), before) in operations.iter().zip(before) {
+        let noted =
+            |operation: &Value| operation["metadata"]["annotations"]["lifeboat.io/movers-lost"] == "1";
+        let or_ended = |it: &Value| noted(it) || has_ended(it);
+        let seen = wait(cluster, (kind, name), "noticing the loss of its mover", or_ended);
+        assert!(noted(&seen), "{seen:#}");
+        let replaced = |pod: &Value| pod["metadata"]["uid"] != before && pod["status"]["phase"] == "Running";
+        wait(cluster, ("pod", name), "being replaced", replaced);
+    }
+}
+
+/// What all agents together say of a metric without labels.
+fn metric(cluster: &Cluster, name: &str) -> f64 {
+    let agents = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
+    let of = |agent: &Value| {
+        let pod = agent["metadata"]["name"].as_str().unwrap();
+        let path = format!("/api/v1/namespaces/velero/pods/{pod}:8085/proxy/metrics");
+        let page = cluster.kubectl().text(["get", "--raw", &path]).unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{pod} says nothing of {name}:\n{page}")).parse::<f64>().unwrap()
+    };
+    agents["items"].as_array().unwrap().iter().map(of).sum()
+}
+
+/// Waits until the agent has said that admission refuses the pod of an operation.
+fn wait_for_refusal(cluster: &Cluster, of: (&str, &str)) {
+    let said = |operation: &Value| {
+        let words = message(operation);
+        words.starts_with("waits for the cluster to accept")
+            && words.contains("violates PodSecurity")
+            && words.contains("fails at")
+    };
+    let refused = wait(cluster, of, "an explanation", said);
+    assert_eq!(phase(&refused), "Accepted", "{refused:#}");
+}
+
+/// Waits until an operation has said that it waits for a slot, which others have.
+fn wait_for_slot(cluster: &Cluster, of: (&str, &str)) {
+    let said = |operation: &Value| message(operation).starts_with("waits for a slot of node node1");
+    let waits = wait(cluster, of, "an explanation", said);
+    assert_eq!(phase(&waits), "Prepared", "{waits:#}");
 }
 
 /// The most memory that a pod has used so far, as the kernel counts it.
@@ -120,11 +180,17 @@ fn upload_of(space: &TestNamespace<'_>, number: usize) -> Value {
     let class = CLASSES[number - 1];
     let mut wanted = upload(space, &format!("restarts-{number}"), class);
     wanted["spec"]["csiSnapshot"]["storageClass"] = json!(class);
-    wanted["spec"]["backupStorageLocation"] = json!("restarts");
-    wanted
+    in_location(wanted)
 }
 
-/// One operation moves data, one waits for a slot, one for its volume; and then the same for restores.
+/// An operation, in the location of this test.
+fn in_location(mut operation: Value) -> Value {
+    operation["spec"]["backupStorageLocation"] = json!("restarts");
+    operation
+}
+
+/// Of both kinds: two operations move data, two wait for a slot, two for their volume; and then the same for restores, one of
+/// which has not begun.
 #[test]
 fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     let stage = alone(Agent::Ours);
@@ -139,24 +205,35 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     let foreign = with_volumes(cluster, "restarts-other", &[TEST_CLASS_ANYWHERE]);
     let before = CLASSES.map(|class| content(&space, class));
 
-    let _configured = Configured::new(cluster, &settings(1));
+    let _configured = Configured::new(cluster, &settings(2));
+    let pod_volume = |number: usize| {
+        in_location(pod_backup(&format!("restarts-pod-{number}"), &made(&space, CLASSES[number - 1])))
+    };
     apply_and_wait(cluster, &upload_of(&space, 1), "InProgress");
     gate.wait_for_somebody();
+    let allowed = FoldersAllowed::new(&stage);
+    apply_and_wait(cluster, &pod_volume(1), "InProgress");
+    apply_and_wait(cluster, &pod_volume(2), "Prepared");
     apply_and_wait(cluster, &upload_of(&space, 2), "Prepared");
+    wait_for_slot(cluster, UPLOADS[4]);
+    drop(allowed);
+    apply_and_wait(cluster, &pod_volume(3), "Accepted");
     apply_and_wait(cluster, &upload_of(&space, 3), "Accepted");
-    let stood = standing(cluster, "dataupload");
+    wait_for_refusal(cluster, UPLOADS[5]);
+    let stood = standing(cluster, &UPLOADS);
     kill_agent(cluster);
-    assert_eq!(standing(cluster, "dataupload"), stood);
+    assert_eq!(standing(cluster, &UPLOADS), stood);
     end_agent_gracefully(cluster);
-    assert_eq!(standing(cluster, "dataupload"), stood);
+    assert_eq!(standing(cluster, &UPLOADS), stood);
 
     // How many move at once is a setting, which is honoured while they wait.
-    let _configured = Configured::new(cluster, &settings(4));
+    let allowed = FoldersAllowed::new(&stage);
+    let _configured = Configured::new(cluster, &settings(8));
     let moves = |operation: &Value| phase(operation) == "InProgress";
-    wait(cluster, ("dataupload", "restarts-2"), "moving beside the first", moves);
-    wait(cluster, ("dataupload", "restarts-1"), "moving still", moves);
     define_class(cluster, MISSING_CLASS, "32768");
-    wait(cluster, ("dataupload", "restarts-3"), "moving beside both", moves);
+    for of in UPLOADS {
+        wait(cluster, of, "moving beside the others", moves);
+    }
 
     // Without Velero's server there is nobody to make a repository; that is not waited for longer than the operation says.
     kubectl.run(["-n", "velero", "scale", "deployment/velero", "--replicas=0"]).unwrap();
@@ -168,42 +245,70 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
 
     cluster.restart_api_server().unwrap();
     kubectl.run(["-n", "velero", "scale", "deployment/velero", "--replicas=1"]).unwrap();
-    lose_mover(cluster, "dataupload", "restarts-1");
+    lose_movers(cluster, &[UPLOADS[0], UPLOADS[3]]);
+    assert_eq!(metric(cluster, "lifeboat_movers_lost_total"), 2.0);
     gate.wait_for_somebody();
-    let peak = (1..=3).map(|number| peak_memory(cluster, &format!("restarts-{number}"))).max().unwrap();
+    let peak = UPLOADS.iter().map(|(_, name)| peak_memory(cluster, name)).max().unwrap();
     assert!(peak <= MEMORY_LIMIT, "a mover used {peak} bytes");
     eprintln!("movers of three megabytes used at most {} MiB", peak >> 20);
     gate.open();
-    let snapshots = [1, 2, 3].map(|number| {
-        let name = format!("restarts-{number}");
-        let ended = wait(cluster, ("dataupload", &name), "the end", has_ended);
+    let snapshots = UPLOADS.map(|of| {
+        let ended = wait(cluster, of, "the end", has_ended);
         assert_eq!(phase(&ended), "Completed", "{ended:#}");
         ended["status"]["snapshotID"].as_str().unwrap().to_owned()
     });
+    for (kind, name) in UPLOADS {
+        let writers = writers(cluster, kind, name);
+        assert!(writers.contains("lifeboat") && !writers.contains("unknown"), "{writers:?}");
+    }
     assert_nothing_left(cluster, space.name(), "restarts");
 
     gate.close();
-    let _configured = Configured::new(cluster, &settings(1));
-    let targets: Vec<Value> = CLASSES
+    let _configured = Configured::new(cluster, &settings(2));
+    let owner = kubectl.get(["-n", "velero", "backupstoragelocation", "restarts"]).unwrap();
+    let mut targets: Vec<Value> = CLASSES
         .iter()
         .map(|class| waiting(claim(&format!("back-{class}"), class, "Filesystem", "16Mi", None)))
+        .chain((1..=4).map(|number| waiting_pod(&format!("back-pod-{number}"), &owner)))
         .collect();
+    // The last one gets no node before the test says so.
+    targets[6]["spec"]["schedulingGates"] = json!([{ "name": "example.org/later" }]);
     space.apply(&list(&targets)).unwrap();
-    for (number, wanted) in [(1, "InProgress"), (2, "Prepared"), (3, "Prepared")] {
+    let volume = |number: usize| {
         let target = format!("back-{}", CLASSES[number - 1]);
-        let mut wanted_download =
-            download(&space, &format!("restarts-{number}"), &target, &snapshots[number - 1]);
-        wanted_download["spec"]["backupStorageLocation"] = json!("restarts");
-        apply_and_wait(cluster, &wanted_download, wanted);
-    }
+        in_location(download(&space, &format!("restarts-{number}"), &target, &snapshots[number - 1]))
+    };
+    let pod_volume = |number: usize| {
+        let target = made(&space, &format!("back-pod-{number}"));
+        let snapshot = &snapshots[3 + (number - 1) % 3];
+        let mut wanted = in_location(pod_restore(&format!("restarts-pod-{number}"), &target, snapshot));
+        wanted["metadata"]["ownerReferences"] = json!([owner_reference(&owner)]);
+        wanted
+    };
+    apply_and_wait(cluster, &volume(1), "InProgress");
+    apply_and_wait(cluster, &pod_volume(1), "InProgress");
+    apply_and_wait(cluster, &pod_volume(2), "Prepared");
+    apply_and_wait(cluster, &volume(2), "Prepared");
+    apply_and_wait(cluster, &volume(3), "Prepared");
+    wait_for_slot(cluster, DOWNLOADS[4]);
+    drop(allowed);
+    apply_and_wait(cluster, &pod_volume(3), "Accepted");
+    kubectl.apply(&pod_volume(4).to_string()).unwrap();
+    let unscheduled = |restore: &Value| message(restore).contains("to be given a node");
+    wait(cluster, DOWNLOADS[6], "an explanation", unscheduled);
+    wait_for_refusal(cluster, DOWNLOADS[5]);
     gate.wait_for_somebody();
-    let stood = standing(cluster, "datadownload");
+    let stood = standing(cluster, &DOWNLOADS);
     kill_agent(cluster);
-    assert_eq!(standing(cluster, "datadownload"), stood);
-    lose_mover(cluster, "datadownload", "restarts-1");
+    assert_eq!(standing(cluster, &DOWNLOADS), stood);
+    let _allowed = FoldersAllowed::new(&stage);
+    lose_movers(cluster, &[DOWNLOADS[0], DOWNLOADS[3]]);
+    let ungated = r#"{"spec":{"schedulingGates":null}}"#;
+    space.kubectl(["patch", "pod", "back-pod-4", "--type=merge", "-p", ungated]).unwrap();
+    let _configured = Configured::new(cluster, &settings(8));
     gate.open();
-    for number in 1..=3 {
-        let ended = wait(cluster, ("datadownload", &format!("restarts-{number}")), "the end", has_ended);
+    for of in DOWNLOADS {
+        let ended = wait(cluster, of, "the end", has_ended);
         assert_eq!(phase(&ended), "Completed", "{ended:#}");
     }
     for (class, before) in CLASSES.iter().zip(&before) {
@@ -211,6 +316,11 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
         space.apply(&pod(&target, "touch /data/.done; sleep 86400", &target, None).to_string()).unwrap();
         space.wait_for_pod(&target).unwrap();
         assert_eq!(content(&space, &target), *before);
+    }
+    for number in 1..=4 {
+        let target = format!("back-pod-{number}");
+        space.wait_for_pod(&target).unwrap();
+        assert_eq!(content(&space, &target), before[(number - 1) % 3]);
     }
     assert_nothing_left(cluster, space.name(), "restarts");
     wait_for_rollout(cluster, "deployment/velero");

@@ -4,6 +4,7 @@ use crate::common::{assert_same, fingerprint, workload};
 use lifeboat_testbed::testing::{TestNamespace, shared, wait_for_object};
 use lifeboat_testbed::{Cluster, Image};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -163,6 +164,22 @@ pub fn enforce(cluster: &Cluster, standard: &str) {
     cluster.kubectl().run(["label", "namespace", "velero", "--overwrite", &label]).unwrap();
 }
 
+/// Velero's namespace admits pods with folders of their node as long as this lives.
+pub struct FoldersAllowed(&'static Cluster);
+
+impl FoldersAllowed {
+    pub fn new(stage: &Alone) -> Self {
+        enforce(stage.cluster, "privileged");
+        Self(stage.cluster)
+    }
+}
+
+impl Drop for FoldersAllowed {
+    fn drop(&mut self) {
+        enforce(self.0, "baseline");
+    }
+}
+
 /// Installs our node-agent.
 pub fn install(cluster: &Cluster, words: &[&str]) {
     let mut install = cluster.kubectl().in_network(LIFEBOAT).unwrap();
@@ -226,6 +243,13 @@ pub fn assert_completed(cluster: &Cluster, kind: &str, name: &str) {
 pub fn operations(cluster: &Cluster, kind: &str, label: &str) -> Vec<Value> {
     let list = cluster.kubectl().get(["-n", "velero", kind, "-l", label]).unwrap();
     list["items"].as_array().unwrap().clone()
+}
+
+/// Who has written to an operation, as the API server has noted it.
+pub fn writers(cluster: &Cluster, kind: &str, name: &str) -> BTreeSet<String> {
+    let operation = cluster.kubectl().get(["-n", "velero", kind, name, "--show-managed-fields"]).unwrap();
+    let fields = operation["metadata"]["managedFields"].as_array().unwrap();
+    fields.iter().map(|one| one["manager"].as_str().unwrap().to_owned()).collect()
 }
 
 pub fn has_ended(operation: &Value) -> bool {

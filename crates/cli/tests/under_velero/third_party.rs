@@ -2,20 +2,18 @@
 
 use crate::stage::{
     Agent, MOVER, alone, assert_completed, assert_nothing_left, begin_backup, delete_and_restore,
-    end_of_backup, enforce, operations,
+    end_of_backup, enforce, operations, writers,
 };
 use crate::storage::{content, with_volumes};
 use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Who has written to an operation, as the API server has noted it.
-fn writers(cluster: &Cluster, kind: &str, label: &str) -> BTreeSet<String> {
-    let list = cluster.kubectl().get(["-n", "velero", kind, "-l", label, "--show-managed-fields"]).unwrap();
-    let operations = list["items"].as_array().unwrap();
-    assert_eq!(operations.len(), 1, "{list:#}");
-    let fields = operations[0]["metadata"]["managedFields"].as_array().unwrap();
-    fields.iter().map(|one| one["manager"].as_str().unwrap().to_owned()).collect()
+/// Who has written to the one operation of a backup.
+fn writers_of(cluster: &Cluster, kind: &str, label: &str) -> BTreeSet<String> {
+    let operations = operations(cluster, kind, label);
+    assert_eq!(operations.len(), 1, "{operations:#?}");
+    writers(cluster, kind, operations[0]["metadata"]["name"].as_str().unwrap())
 }
 
 fn is_ours(operation: &Value) -> bool {
@@ -49,11 +47,12 @@ fn a_backup_that_asks_for_our_mover_is_ours_and_every_other_is_veleros() {
         }
         assert_eq!(status["progress"]["totalBytes"], status["progress"]["bytesDone"], "{uploads:#?}");
     }
-    let ours = writers(cluster, "datauploads", "velero.io/backup-name=third");
-    let theirs = writers(cluster, "datauploads", "velero.io/backup-name=stock");
+    let ours = writers_of(cluster, "datauploads", "velero.io/backup-name=third");
+    let theirs = writers_of(cluster, "datauploads", "velero.io/backup-name=stock");
     let both: Vec<_> = ours.intersection(&theirs).collect();
     // A plugin of the server makes both.
     assert_eq!(both, ["velero"], "ours: {ours:?}, theirs: {theirs:?}");
+    assert!(ours.contains("lifeboat"), "{ours:?}");
 
     for (((name, _), space), before) in asked.iter().zip(&spaces).zip(&before) {
         let restore = delete_and_restore(cluster, space, name);

@@ -1,10 +1,11 @@
 //! What an operation asks of its mover, the same for all four kinds.
 
+use crate::legacy::is_restic;
 use crate::transfer::{Backup, Restore};
 use crate::wire::VolumeMode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore, UploaderType};
+use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_api::{OperationStatus, Phase, annotations, labels};
 use lifeboat_exposer::{Kind, Operation};
@@ -37,9 +38,9 @@ pub enum AssignmentError {
         /// What it should be.
         expected: &'static str,
     },
-    /// The data is in a repository of another kind.
-    #[error("the data was backed up by {0}, which this mover does not know; only kopia is")]
-    Uploader(String),
+    /// The data is to go into a repository of restic.
+    #[error("repositories of restic are only read: back up with kopia")]
+    Restic,
     /// A field that every such object has is not there.
     #[error("the operation has no {0}")]
     Missing(&'static str),
@@ -69,6 +70,8 @@ pub(super) struct Assignment {
     pub(super) location: String,
     /// The namespace whose repository it is about.
     pub(super) source_namespace: String,
+    /// The repository of restic that it is about instead, by restic's name for it.
+    pub(super) restic: Option<String>,
     pub(super) work: Result<Work, AssignmentError>,
     /// Settings that nobody here understands.
     pub(super) unknown_settings: Vec<String>,
@@ -135,8 +138,11 @@ impl Assigns for PodVolumeBackup {
         let volume = claim.map_or(self.spec.volume.as_str(), |(_, claim)| claim.as_str());
         let namespace = self.spec.pod.namespace.as_deref().unwrap_or_default();
         let pod = self.spec.pod.name.as_deref().unwrap_or_default();
-        let parallel = || number(&self.spec.uploader_settings, settings::PARALLEL_UPLOAD);
-        let work = known(self.spec.uploader_type).and_then(|()| parallel()).map(|parallel_files| {
+        let parallel_files = match is_restic(self.spec.uploader_type, &self.spec.repo_identifier) {
+            true => Err(AssignmentError::Restic),
+            false => number(&self.spec.uploader_settings, settings::PARALLEL_UPLOAD),
+        };
+        let work = parallel_files.map(|parallel_files| {
             Work::Backup(Backup {
                 path,
                 mode,
@@ -164,7 +170,7 @@ impl Assigns for PodVolumeRestore {
         let mark = owner
             .map(|owner| CompletionMark { restore_uid: owner.uid.clone() })
             .ok_or(AssignmentError::Missing("owner, whose UID is the mark of the completed restore"));
-        let work = known(self.spec.uploader_type).and(mark).and_then(|mark| {
+        let work = mark.and_then(|mark| {
             let restore = restore(&self.spec.uploader_settings, path, mode, &self.spec.snapshot_id)?;
             Ok(Work::Restore { restore, mark: Some(mark) })
         });
@@ -176,7 +182,11 @@ impl Assigns for PodVolumeRestore {
             settings: &self.spec.uploader_settings,
             cancel: self.spec.cancel,
         };
-        common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
+        let repository = &self.spec.repo_identifier;
+        Assignment {
+            restic: is_restic(self.spec.uploader_type, repository).then(|| repository.clone()),
+            ..common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
+        }
     }
 }
 
@@ -210,6 +220,7 @@ impl Common<'_> {
             cancel: self.cancel || phase == Phase::Canceling,
             location: location.to_owned(),
             source_namespace: source_namespace.to_owned(),
+            restic: None,
             work,
             unknown_settings: self
                 .settings
@@ -234,13 +245,6 @@ fn restore(
         sparse: flag(given, settings::SPARSE)?,
         parallel_files: number(given, settings::PARALLEL_DOWNLOAD)?,
     })
-}
-
-fn known(uploader: UploaderType) -> Result<(), AssignmentError> {
-    match uploader {
-        UploaderType::Kopia | UploaderType::Unset => Ok(()),
-        other => Err(AssignmentError::Uploader(other.to_string())),
-    }
 }
 
 /// A count of threads; none, and whatever is not positive, leaves it to the mover.

@@ -1,8 +1,9 @@
 //! What a mover needs from the cluster before it can begin: the location, its credentials and the repository.
 
 use super::assignment::Assignment;
+use crate::legacy::{self, LegacyError};
 use crate::location::{Access, LocationError, store_config};
-use crate::transfer::Vault;
+use crate::transfer::{Format, Vault};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, SecretKeySelector};
 use kube::api::{ListParams, ObjectMeta, PostParams};
@@ -64,6 +65,9 @@ pub enum PrepareError {
     /// The location's description is wrong.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The data of restic cannot be reached.
+    #[error("the data was backed up by restic: {0}")]
+    Legacy(#[from] LegacyError),
     /// There are several repositories where there can be one.
     #[error(
         "there are {count} BackupRepositories for namespace {namespace} in location {location}; delete all but one"
@@ -123,7 +127,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Everything that it takes to open the repository of `assignment`. The server makes it if it does not exist yet.
+    /// Everything that it takes to open the repository of `assignment`. The server makes it if it does not exist yet; one of
+    /// restic is not the server's to make.
     pub(super) async fn prepare(
         &self,
         assignment: &Assignment,
@@ -134,19 +139,28 @@ impl Cluster {
         if read_only && assignment.operation.kind.direction() == Direction::Backup {
             return Err(PrepareError::ReadOnly(assignment.location.clone()));
         }
-        let repository = self.repository(assignment).await?;
+        let repository = match assignment.restic {
+            None => Some(self.repository(assignment).await?),
+            Some(_) => None,
+        };
         let temporary = std::env::temp_dir();
         let folder = TempDir::with_prefix_in("lifeboat-", &temporary)
             .map_err(|source| PrepareError::File { path: temporary, source })?;
         let access = self.access(&location, folder.path()).await?;
-        let store = store_config(&location.spec, &assignment.source_namespace, &access)?;
+        let (format, store) = match &assignment.restic {
+            None => (Format::Kopia, store_config(&location.spec, &assignment.source_namespace, &access)?),
+            Some(name) => (Format::Restic, legacy::store_config(&location.spec, name, &access)?),
+        };
         let password = self.secret_text(PASSWORD_SECRET.0, PASSWORD_SECRET.1).await?;
+        let settings = repository.as_ref().map(|repository| &repository.spec.repository_config);
         let limit_mb =
-            repository.spec.repository_config.get("cacheLimitMB").and_then(|limit| limit.parse().ok());
+            settings.and_then(|settings| settings.get("cacheLimitMB")).and_then(|limit| limit.parse().ok());
         let limit_mb = limit_mb.unwrap_or(u64::from(DEFAULT_CACHE_LIMIT_MB));
-        info!(location = %store, repository = repository.metadata.name, "repository found");
+        let name = repository.and_then(|repository| repository.metadata.name);
+        info!(location = %store, ?format, repository = name, "repository found");
         Ok(Prepared {
             vault: Vault {
+                format,
                 store,
                 password: Password::new(password.trim()),
                 cache_folder: cache_folder.map_or_else(|| folder.path().join("cache"), Path::to_owned),

@@ -11,7 +11,7 @@ pub use assignment::AssignmentError;
 pub use cluster::PrepareError;
 
 use crate::marks;
-use crate::transfer::{Meter, Transfer, TransferError};
+use crate::transfer::{CHECKPOINT_INTERVAL, Meter, Transfer, TransferError};
 use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
 use assignment::{Assignment, Assigns, CompletionMark, Work};
 use cluster::Cluster;
@@ -39,9 +39,6 @@ use tracing::{error, info, warn};
 
 /// The least time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
-/// What the system answers to those who may not.
-const EPERM: i32 = 1;
-const EACCES: i32 = 13;
 /// How long a transfer may take to stop by itself; after that its pod ends without it.
 const STOP_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -87,7 +84,7 @@ enum RunError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     #[error("cannot open the repository: {0}")]
-    Open(#[from] lifeboat_kopia::Error),
+    Open(#[source] TransferError),
     #[error(transparent)]
     Transfer(#[from] TransferError),
     #[error("the data is restored, but the mark that the restored pod waits for cannot be written to {}: {source}", path.display())]
@@ -96,6 +93,17 @@ enum RunError {
     Lost,
     #[error("cannot start: {0}")]
     Start(std::io::Error),
+}
+
+impl RunError {
+    /// Whether it is that the mover may not do something to the volume.
+    fn is_denied(&self) -> bool {
+        match self {
+            Self::Transfer(error) => error.is_denied(),
+            Self::Mark { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            _ => false,
+        }
+    }
 }
 
 /// Runs a mover to its end, which comes early if it is `told_to_stop`. The caller leaves the ending as the container's last
@@ -291,6 +299,8 @@ struct Run<'a> {
 #[derive(Default)]
 struct Shared {
     cancel: Cancel,
+    /// Whether another mover is to go on with what this one leaves.
+    to_be_continued: Arc<AtomicBool>,
     meter: Arc<Meter>,
     /// Whether data moves: before that, there is nothing that must stop in order.
     moving: AtomicBool,
@@ -322,6 +332,7 @@ impl Run<'_> {
                         let message = format!("Data path for {} is canceling", self.options.name);
                         self.recorder.say(Reason::Canceling, message);
                     }
+                    shared.to_be_continued.store(why == Stop::Signal, Ordering::Relaxed);
                     shared.cancel.cancel();
                     let moving = shared.moving.load(Ordering::Relaxed);
                     let patience = if moving { STOP_PATIENCE } else { Duration::ZERO };
@@ -358,7 +369,7 @@ impl Run<'_> {
 
     fn failed(&self, problem: &RunError) -> Ending {
         error!(%problem, "failed");
-        let advice = advice(&problem.to_string(), own_user());
+        let advice = advice(problem.is_denied(), own_user());
         Ending::Failed(format!("data path for {} failed: {problem}{advice}", self.options.name))
     }
 
@@ -374,13 +385,15 @@ impl Run<'_> {
             Direction::Backup => Access::ReadWrite,
             Direction::Restore => Access::ReadOnly,
         };
-        let repository = prepared.vault.open(&budget, access).await?;
+        let repository = prepared.vault.open(&budget, access).await.map_err(RunError::Open)?;
         let transfer = Transfer {
             repository,
             runtime: Handle::current(),
             budget,
             meter: shared.meter.clone(),
             cancel: shared.cancel.clone(),
+            to_be_continued: Arc::clone(&shared.to_be_continued),
+            checkpoint_interval: CHECKPOINT_INTERVAL,
         };
         self.recorder.say(Reason::Started, format!("Data path for {} started", self.options.name));
         self.recorder.say(Reason::Progress, json(&shared.meter.read()));
@@ -389,7 +402,7 @@ impl Run<'_> {
         // A thread of its own, which the runtime does not wait for: a store that hangs must not keep the pod.
         std::thread::Builder::new()
             .name("transfer".to_owned())
-            .spawn(move || sender.send(transferred(&transfer, &work)))
+            .spawn(move || drop(sender.send(transferred(&transfer, &work))))
             .map_err(RunError::Start)?;
         let outcome = outcome.await.map_err(|_| RunError::Lost)?;
         drop(prepared);
@@ -403,9 +416,8 @@ fn own_user() -> Option<u32> {
 }
 
 /// What to do about what another user than root may not do.
-fn advice(problem: &str, user: Option<u32>) -> String {
-    let denied = |code: &i32| problem.contains(&std::io::Error::from_raw_os_error(*code).to_string());
-    match user.filter(|user| *user != 0 && [EPERM, EACCES].iter().any(denied)) {
+fn advice(denied: bool, user: Option<u32>) -> String {
+    match user.filter(|user| *user != 0 && denied) {
         Some(user) => format!(
             "; the mover runs as user {user} and does what that user may: let it, or install without --mover-user"
         ),
@@ -450,10 +462,17 @@ mod tests {
 
     #[test]
     fn who_may_not_read_something_learns_whom_the_mover_runs_as() {
-        let denied = format!("cannot open \"/v/secret\": {}", std::io::Error::from_raw_os_error(EACCES));
-        assert!(advice(&denied, Some(1000)).contains("runs as user 1000"));
-        assert_eq!(advice(&denied, Some(0)), "");
-        assert_eq!(advice("the store is full", Some(1000)), "");
+        let failed = |code: i32| {
+            let source = std::io::Error::from_raw_os_error(code);
+            let file = lifeboat_uploader::Error::File { action: "open", path: "/v/secret".into(), source };
+            RunError::from(TransferError::from(file))
+        };
+        let (eperm, eacces, enospc) = (1, 13, 28);
+        for denied in [eperm, eacces].map(failed) {
+            assert!(advice(denied.is_denied(), Some(1000)).contains("runs as user 1000"), "{denied}");
+            assert_eq!(advice(denied.is_denied(), Some(0)), "");
+        }
+        assert_eq!(advice(failed(enospc).is_denied(), Some(1000)), "");
         assert!(own_user().is_some());
     }
 }

@@ -8,8 +8,8 @@ use crate::storage;
 use crate::tree::Browser;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use lifeboat_blobs::StoreConfig;
 use lifeboat_blobs::config::Secret as StorageSecret;
+use lifeboat_blobs::{OpenOptions, StoreConfig};
 use lifeboat_kopia::snapshot::DirEntry;
 use lifeboat_repository::Secret;
 use lifeboat_restic::{ResticRepository, Snapshot, location, open_store};
@@ -90,7 +90,7 @@ pub fn run(session: &Session, password: Option<String>, command: &ResticCommand)
         None => by_environment()?,
     };
     let password = self::password(password)?;
-    let store = session.wait(open_store(&config))?;
+    let store = session.wait(open_store(&config, OpenOptions::default()))?;
     let (runtime, budget) = (session.runtime().clone(), session.budget().clone());
     let repository = ResticRepository::open(store, &password, runtime, budget)?;
     let trees = Browser(&repository);

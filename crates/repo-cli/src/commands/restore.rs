@@ -215,7 +215,7 @@ fn state(progress: &Progress, total: u64) -> State {
 /// Names what could not be restored; where its data is lost, also its object: `snapshot fix remove-files` takes that
 /// out of snapshots.
 fn print_failures(trees: Browser<'_>, root: &DirEntry, report: &RestoreReport) {
-    for RestoreFailure { path, error } in report.failures.iter().take(SHOWN) {
+    for RestoreFailure { path, error, .. } in report.failures.iter().take(SHOWN) {
         match trees.below(root, path) {
             Ok(Some(DirEntry { object, .. })) if is_lost(trees, &object) => {
                 eprintln!("not restored: {path:?}: unable to open object: {object}: {error}");

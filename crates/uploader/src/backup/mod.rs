@@ -415,7 +415,8 @@ impl Run<'_> {
         self.progress.entry_failed(ignored);
         if self.options.fail_fast && !ignored {
             let path = path.trim_start_matches('/').to_owned();
-            return Err(Error::Entries { count: 1, path, error: error.to_string() });
+            let denied = error.is_denied();
+            return Err(Error::Entries { count: 1, path, error: error.to_string(), denied });
         }
         Ok(())
     }

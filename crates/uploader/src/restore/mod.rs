@@ -52,6 +52,8 @@ pub struct RestoreOptions {
     pub delete_extra: bool,
     /// Which paths are restored.
     pub filter: PathFilter,
+    /// Whether the target itself becomes what the root of the snapshot was; otherwise it stays as it is.
+    pub attributes_of_target: bool,
     /// Set owner and group, which needs privileges.
     pub owner: bool,
     /// Set modes.
@@ -82,6 +84,7 @@ impl RestoreOptions {
             overwrite_directories: true,
             delete_extra: false,
             filter: PathFilter::default(),
+            attributes_of_target: true,
             owner: true,
             permissions: true,
             times: true,
@@ -131,6 +134,8 @@ pub struct RestoreFailure {
     pub path: PathBuf,
     /// Why.
     pub error: String,
+    /// Whether the system did not allow it.
+    pub denied: bool,
 }
 
 /// Restores the tree below `root`, an entry of a snapshot.
@@ -206,8 +211,8 @@ impl<'a> Run<'a> {
         let read = match root.is_dir() {
             true => {
                 let mut root = root.clone();
-                let attributes = Attributes::of(&mut root);
-                let directory = self.top(&self.options.target, Some(attributes))?;
+                let attributes = self.options.attributes_of_target.then(|| Attributes::of(&mut root));
+                let directory = self.top(&self.options.target, attributes)?;
                 walk.enter(directory, root.object);
                 self.read(&mut walk)
             }
@@ -361,7 +366,8 @@ impl Tally {
         let mut report = self.report.lock();
         report.failed += 1;
         if report.failures.len() < DESCRIBED_FAILURES {
-            report.failures.push(RestoreFailure { path, error: error.to_string() });
+            let denied = error.is_denied();
+            report.failures.push(RestoreFailure { path, error: error.to_string(), denied });
         }
     }
 }
