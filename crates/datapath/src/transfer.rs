@@ -220,6 +220,8 @@ impl Transfer {
                     checkpoint_interval: Some(CHECKPOINT_INTERVAL),
                     estimate: true,
                     fail_fast: true,
+                    force_hash: 0.0,
+                    upload_limit: None,
                     threads: 0,
                     budget: self.budget.clone(),
                 };

@@ -106,6 +106,8 @@ impl Story {
             checkpoint_interval: None,
             estimate: false,
             fail_fast: true,
+            force_hash: 0.0,
+            upload_limit: None,
             threads: 0,
             budget: self.budget.clone(),
         };

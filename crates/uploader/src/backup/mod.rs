@@ -35,7 +35,8 @@ use links::Links;
 use parents::{ParentDir, ParentListing};
 use parking_lot::Mutex;
 use schedule::{Schedule, Source};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -72,6 +73,12 @@ pub struct BackupOptions {
     pub estimate: bool,
     /// Whether the first entry that fails, and may not be ignored, ends the backup.
     pub fail_fast: bool,
+    /// Of how many files in a hundred the data is read although an earlier snapshot has it, chosen by chance: what
+    /// changed without its size or time is found that way.
+    pub force_hash: f64,
+    /// After how many bytes that the repository did not have the backup ends, with an incomplete snapshot that the next
+    /// one goes on from.
+    pub upload_limit: Option<u64>,
     /// How many threads read and write; 0 = what the policy says, else as many as there are processors.
     pub threads: usize,
     /// The memory that buffers draw on.
@@ -112,6 +119,7 @@ pub fn back_up(
         device,
         own_clock,
         start_time: repository.now(),
+        written_before: repository.written().new,
         schedule: Schedule::default(),
         top: Mutex::default(),
         root: Mutex::default(),
@@ -120,12 +128,16 @@ pub fn back_up(
         links: Links::default(),
         empty: OnceLock::new(),
         shared_room: SharedRoom::default(),
+        lot: RandomState::new(),
     };
     let snapshot = cancel.interrupting_writes(repository, || {
         run.start(open)?;
         // Otherwise it goes with its last piece of work, and a cancel in that one finds nothing to keep.
         let _top = run.top.lock().upgrade();
         match run.work() {
+            Err(Error::Cancelled) if !cancel.is_cancelled() && run.is_limit_reached() => {
+                run.incomplete_snapshot(IncompleteReason::LimitReached)
+            }
             Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
                 run.incomplete_snapshot(IncompleteReason::Canceled)
             }
@@ -199,6 +211,8 @@ struct Run<'a> {
     /// Whether it is our own kernel that notes there when a file changes.
     own_clock: bool,
     start_time: Timestamp,
+    /// Bytes that were new to the repository before this backup.
+    written_before: u64,
     schedule: Schedule<Directory, LargeFile>,
     /// The root while it is open.
     top: Mutex<Weak<Directory>>,
@@ -210,6 +224,8 @@ struct Run<'a> {
     links: Links,
     empty: OnceLock<String>,
     shared_room: SharedRoom,
+    /// Decides by chance, for each file alike however often it is asked.
+    lot: RandomState,
 }
 
 impl Run<'_> {
@@ -299,10 +315,22 @@ impl Run<'_> {
         self.schedule.take_large(LARGE_FILES_PER_THREAD * self.options.threads())
     }
 
-    /// Whether to go on: neither was the backup cancelled nor did a thread fail.
+    /// Whether to go on: neither was the backup cancelled, nor has it written as much as it may, nor did a thread fail.
     fn check(&self) -> Result<()> {
         self.cancel.check()?;
-        self.failed.check()
+        self.failed.check()?;
+        if self.is_limit_reached() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    fn is_limit_reached(&self) -> bool {
+        let new = || self.repository.written().new - self.written_before;
+        self.options.upload_limit.is_some_and(|limit| new() > limit)
+    }
+
+    /// Whether the lot fell on a file to be read although an earlier snapshot has it.
+    fn is_to_be_hashed(&self, directory: &str, name: &CStr) -> bool {
+        let percent = self.options.force_hash;
+        percent > 0.0 && self.lot.hash_one((directory, name)) as f64 / u64::MAX as f64 * 100.0 < percent
     }
 
     fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {

@@ -78,6 +78,8 @@ impl Fixture {
             checkpoint_interval: None,
             estimate: false,
             fail_fast: true,
+            force_hash: 0.0,
+            upload_limit: None,
             threads: 2,
             budget: self.budget.clone(),
         };
