@@ -220,6 +220,7 @@ impl Transfer {
                     checkpoint_interval: Some(CHECKPOINT_INTERVAL),
                     estimate: true,
                     fail_fast: true,
+                    actions: false,
                     force_hash: 0.0,
                     upload_limit: None,
                     threads: 0,

@@ -304,6 +304,9 @@ pub struct ConnectionArgs {
     /// Never write to the repository
     #[arg(long, global = true)]
     pub readonly: bool,
+    /// Run the commands that policies name before and after backups; whoever may write policies may then run commands here
+    #[arg(long, global = true)]
+    pub enable_actions: bool,
     /// Free text about the repository
     #[arg(long, global = true)]
     pub description: Option<String>,

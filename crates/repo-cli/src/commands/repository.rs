@@ -104,6 +104,7 @@ fn new_connection(
 ) -> Result<Connection> {
     let mut connection = Connection::new(info, args.description.clone().unwrap_or(description));
     connection.readonly = args.readonly;
+    connection.enable_actions = args.enable_actions;
     connection.hostname = args.override_hostname.clone().unwrap_or(connection.hostname);
     connection.username = args.override_username.clone().unwrap_or(connection.username);
     let folder = match &args.cache_directory {

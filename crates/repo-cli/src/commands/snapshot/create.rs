@@ -57,6 +57,12 @@ pub struct CreateArgs {
     /// Fail with the first entry that cannot be read
     #[arg(long)]
     pub fail_fast: bool,
+    /// Run the commands that policies name although the connection does not allow it
+    #[arg(long, conflicts_with = "force_disable_actions")]
+    pub force_enable_actions: bool,
+    /// Run no commands that policies name
+    #[arg(long)]
+    pub force_disable_actions: bool,
     /// Read so many percent of the files, chosen by chance, although they look unchanged
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = parse_percent)]
     pub force_hash: f64,
@@ -150,9 +156,11 @@ pub fn run(session: &Session, args: &CreateArgs) -> Result<()> {
     {
         bail!("--start-time is after --end-time");
     }
+    let allowed = session.connection()?.enable_actions;
+    let actions = (allowed || args.force_enable_actions) && !args.force_disable_actions;
     let repository = session.open()?;
     let cancel = session.cancel_on_signal();
-    let creation = Creation { session, repository: &repository, args, cancel };
+    let creation = Creation { session, repository: &repository, args, actions, cancel };
     let outcome = creation.sources().and_then(|sources| {
         sources.iter().try_for_each(|(path, source)| creation.create(path, source.clone()))
     });
@@ -164,6 +172,8 @@ struct Creation<'a> {
     session: &'a Session,
     repository: &'a Repository,
     args: &'a CreateArgs,
+    /// Whether commands of policies are run.
+    actions: bool,
     cancel: Cancel,
 }
 
@@ -298,6 +308,7 @@ impl Creation<'_> {
             checkpoint_interval: Some(self.args.checkpoint_interval),
             estimate: self.session.display() == Display::Bar,
             fail_fast: self.args.fail_fast,
+            actions: self.actions,
             force_hash: self.args.force_hash,
             upload_limit: Some(u64::from(self.args.upload_limit_mb) << 20).filter(|limit| *limit > 0),
             threads: self.args.parallel,
