@@ -310,7 +310,8 @@ mod tests {
     #[test]
     fn nobody_waits_for_asynchronous_commands_or_for_what_stays_behind() {
         let place = tempfile::tempdir().unwrap();
-        let late = |name: &str| format!("(sleep 60; touch {}) &", place.path().join(name).display());
+        let late =
+            |name: &str| format!("(sleep 60; touch {}) 2>/dev/null &", place.path().join(name).display());
         drop(enter(&script(&format!("{} wait", late("a")), "async", 120), &None).unwrap());
         // It leaves somebody behind who holds its output.
         drop(enter(&script(&late("b"), "essential", 1), &None).unwrap());
