@@ -290,6 +290,9 @@ impl Transfer {
                     checkpoint_interval: Some(self.checkpoint_interval),
                     estimate: true,
                     fail_fast: true,
+                    actions: false,
+                    force_hash: 0.0,
+                    upload_limit: None,
                     threads: 0,
                     budget: self.budget.clone(),
                 };

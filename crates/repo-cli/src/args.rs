@@ -159,7 +159,7 @@ pub enum RepositoryCommand {
     /// Forget the connection
     Disconnect,
     /// Show what the connection leads to
-    Status(JsonArgs),
+    Status(StatusArgs),
     /// Find every damage, and the snapshots and paths that it touches
     Verify(VerifyArgs),
     /// Do what can be done about damage, and say what cannot
@@ -192,6 +192,20 @@ pub struct JsonArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What is shown of a connection.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct StatusArgs {
+    /// Also print a token to connect with from elsewhere; it holds the credentials of the storage
+    #[arg(long, short = 't', conflicts_with = "json")]
+    pub reconnect_token: bool,
+    /// Also print a token that holds the password as well
+    #[arg(long, short = 's', conflicts_with = "json")]
+    pub reconnect_token_with_password: bool,
+    /// Output for programs.
+    #[command(flatten)]
+    pub json: JsonArgs,
 }
 
 /// How a repository is created.
@@ -234,10 +248,39 @@ pub struct CreateArgs {
 pub struct ConnectArgs {
     /// Where.
     #[command(subcommand)]
-    pub storage: Storage,
+    pub to: ConnectTo,
     /// How this machine connects to it.
     #[command(flatten)]
     pub connection: ConnectionArgs,
+}
+
+/// Where a repository is that is there already.
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // there is one of it
+pub enum ConnectTo {
+    /// In a storage.
+    #[command(flatten)]
+    Storage(Storage),
+    /// Where another connection leads
+    FromConfig(FromConfigArgs),
+}
+
+/// Another connection.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct FromConfigArgs {
+    /// Its connection file
+    #[arg(long)]
+    pub file: Option<PathBuf>,
+    /// A token that `repository status --reconnect-token` printed; safer in a file, where `ps` does not show it
+    #[arg(long)]
+    pub token: Option<String>,
+    /// A file with a token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Read a token from the standard input
+    #[arg(long)]
+    pub token_stdin: bool,
 }
 
 /// How this machine connects to a repository.
@@ -261,6 +304,9 @@ pub struct ConnectionArgs {
     /// Never write to the repository
     #[arg(long, global = true)]
     pub readonly: bool,
+    /// Run the commands that policies name before and after backups; whoever may write policies may then run commands here
+    #[arg(long, global = true)]
+    pub enable_actions: bool,
     /// Free text about the repository
     #[arg(long, global = true)]
     pub description: Option<String>,

@@ -25,6 +25,11 @@ pub fn time(moment: Timestamp) -> String {
     moment.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
 }
 
+/// The same to the millisecond.
+pub fn precise_time(moment: Timestamp) -> String {
+    moment.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S.%3f %Z").to_string()
+}
+
 /// The type and permissions of an entry in nine letters and one before them, `L` for links as Kopia prints them.
 pub fn mode(entry: &DirEntry) -> String {
     let kind = match entry.entry_type {

@@ -115,11 +115,21 @@ impl Session {
 
     /// The options to open (or create) the repository of `connection` with.
     pub fn open_options(&self, connection: &Connection, create: bool) -> Result<OpenOptions> {
+        self.open_options_with(connection, create, self.password()?)
+    }
+
+    /// The same with a password that is known already.
+    pub fn open_options_with(
+        &self,
+        connection: &Connection,
+        create: bool,
+        password: Password,
+    ) -> Result<OpenOptions> {
         let identity =
             ClientIdentity { username: connection.username.clone(), hostname: connection.hostname.clone() };
         let store = self.store(connection.storage()?, connection.throttling, create)?;
         let _context = self.runtime.enter();
-        let mut options = OpenOptions::new(store, self.password()?, identity);
+        let mut options = OpenOptions::new(store, password, identity);
         options.access = if connection.readonly { Access::ReadOnly } else { Access::ReadWrite };
         options.runtime = Handle::current();
         options.upgrade_owner.clone_from(&self.upgrade_owner);

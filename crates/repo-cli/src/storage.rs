@@ -10,7 +10,7 @@ const OLD_SHARDS: [u32; 2] = [3, 3];
 
 /// The storage and a sentence about it. What is made there for `format_version`, others can read who know no later one.
 pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(StorageInfo, String)> {
-    let (kind, config, description) = match storage {
+    let (kind, config) = match storage {
         Storage::Filesystem { path, flat } => {
             let path =
                 std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
@@ -26,14 +26,13 @@ pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(Storag
                 ("dirMode", json!(0o700)),
                 ("dirShards", shards),
             ]);
-            ("filesystem", config, format!("Repository in Filesystem: {path}"))
+            ("filesystem", config)
         }
-        Storage::S3(s3) => ("s3", s3_config(s3)?, format!("Repository in S3: {} {}", s3.endpoint, s3.bucket)),
+        Storage::S3(s3) => ("s3", s3_config(s3)?),
         Storage::Gcs { bucket, prefix, credentials_file } => {
             let file = credentials_file.as_ref().map(|file| file.to_string_lossy().into_owned());
             let fields = [("prefix", prefix.clone()), ("credentialsFile", file)];
-            let config = with_given(object([("bucket", json!(bucket))]), fields);
-            ("gcs", config, format!("Repository in Google Cloud Storage: {bucket}"))
+            ("gcs", with_given(object([("bucket", json!(bucket))]), fields))
         }
         Storage::Azure { container, prefix, storage_account, storage_key, sas_token } => {
             let fields = [
@@ -43,11 +42,7 @@ pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(Storag
             ];
             let config =
                 object([("container", json!(container)), ("storageAccount", json!(storage_account))]);
-            (
-                "azureBlob",
-                with_given(config, fields),
-                format!("Repository in Azure Blob Storage: {container}"),
-            )
+            ("azureBlob", with_given(config, fields))
         }
     };
     let info = StorageInfo {
@@ -55,7 +50,20 @@ pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(Storag
         config: Value::Object(config),
         ..StorageInfo::default()
     };
-    Ok((info, description))
+    let about = about(&info);
+    Ok((info, about))
+}
+
+/// A sentence about a storage.
+pub fn about(storage: &StorageInfo) -> String {
+    let text = |name| storage.config.get(name).and_then(Value::as_str).unwrap_or_default();
+    match storage.storage_type.as_str() {
+        "filesystem" => format!("Repository in Filesystem: {}", text("path")),
+        "s3" => format!("Repository in S3: {} {}", text("endpoint"), text("bucket")),
+        "gcs" => format!("Repository in Google Cloud Storage: {}", text("bucket")),
+        "azureBlob" => format!("Repository in Azure Blob Storage: {}", text("container")),
+        other => format!("Repository in {other}"),
+    }
 }
 
 fn s3_config(s3: &S3Args) -> Result<Map<String, Value>> {

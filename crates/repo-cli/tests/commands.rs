@@ -339,5 +339,7 @@ fn shells_and_manual_readers_get_what_they_need() -> Result<()> {
     let page = std::fs::read_to_string(place.path("man/lifeboat-repo-snapshot-create.1"))?;
     assert!(page.contains("checkpoint"), "{page}");
     assert!(place.out(&["benchmark", "hashing", "--repeat=1"])?.contains("BLAKE2B-256-128"));
+    assert!(place.out(&["benchmark", "encryption", "--repeat=1"])?.contains("CHACHA20-POLY1305-HMAC-SHA256"));
+    assert!(place.out(&["benchmark", "ecc", "--repeat=1"])?.contains("REED-SOLOMON-CRC32 20%"));
     Ok(())
 }

@@ -94,6 +94,19 @@ fn the_variables_of_restic_are_enough() {
     let notes = all.join(source.strip_prefix("/").unwrap()).join("notes");
     assert_same(&source.join("notes"), &notes, Compare::exact()).unwrap();
     assert!(!notes.with_file_name("exact-1").exists());
+
+    // Each version once, with the way to get it back.
+    let found = output(env, ["find", "file"]);
+    assert!(found.contains(&format!("@here:{}/notes/file", source.display())), "{found}");
+    assert_eq!(found.matches("get it with: lifeboat-repo restic restore ").count(), 2, "{found}");
+    assert_eq!(output(env, ["find", "later", "--json"]).matches("\"snapshot\"").count(), 1);
+    assert_eq!(output(env, ["find", "later", "--snapshot", &first]), "");
+    fs::write(source.join("notes/file"), "another version\n").unwrap();
+    restic.backup(&source, &["--host", "here"]).unwrap();
+    assert_eq!(output(env, ["find", "file"]).matches("@here:").count(), 2);
+    restic.backup(&source, &["--host", "here"]).unwrap();
+    assert_eq!(output(env, ["find", "file"]).matches("@here:").count(), 2, "the last one has nothing new");
+    assert_eq!(output(env, ["find", "file", "--all-versions"]).matches("@here:").count(), 3);
 }
 
 #[test]

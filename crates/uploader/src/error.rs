@@ -29,6 +29,17 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A command that the policy calls essential failed.
+    #[error("the action {action} of {} failed: {reason}; correct it, or make it optional in the policy", path.display())]
+    Action {
+        /// Which one.
+        action: &'static str,
+        /// The directory that it belongs to.
+        path: PathBuf,
+        /// Why it failed.
+        reason: String,
+    },
+
     /// Entries could not be backed up and the policy does not allow to go on without them.
     #[error(
         "{count} entries could not be backed up, the first is {path:?}: {error}; fix them or set the policy to ignore such errors"

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod actions;
 mod backup;
 mod block;
 mod compression;

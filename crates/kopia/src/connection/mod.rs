@@ -5,10 +5,12 @@
 mod file;
 mod identity;
 mod password;
+mod token;
 
 pub use file::{CachingOptions, Connection, StorageInfo};
 pub use identity::{default_host_name, default_user_name};
 pub use password::{forget_password, load_password, store_password};
+pub use token::{decode_token, encode_token};
 
 #[cfg(test)]
 mod tests;

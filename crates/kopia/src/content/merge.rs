@@ -148,7 +148,7 @@ impl MergedIndex {
     }
 
     /// The entries in ascending order of contents, deletions included. For worker threads only.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Result<IndexEntry>> + use<> {
+    pub fn entries(&self) -> impl Iterator<Item = Result<IndexEntry>> + use<> {
         self.snapshot.iter(IdRange::all(), Deleted::Include).map(|entry| Ok(entry?))
     }
 

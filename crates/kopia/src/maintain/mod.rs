@@ -23,6 +23,7 @@ mod expand;
 mod ledger;
 mod legacy;
 mod locks;
+mod logs;
 mod mark;
 mod packs;
 mod recall;
@@ -35,6 +36,7 @@ mod stats;
 mod upkeep;
 
 pub use error::{Error, Result};
+pub use logs::{LogCleanup, clean_up_logs};
 pub use report::{Amount, Extent, Obstacle, Outcome, Pending, Report, TaskReport, Waiting};
 pub use safety::Safety;
 

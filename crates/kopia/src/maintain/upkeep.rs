@@ -1,101 +1,21 @@
-//! The tasks `cleanup-logs` and `extend-blob-retention-time`.
+//! The task `extend-blob-retention-time`.
 
-use super::report::Amount;
-use super::stats::{CleanupLogsStats, ExtendBlobRetentionStats, count32};
+use super::stats::{ExtendBlobRetentionStats, count32};
 use super::{Done, Error, Result, Session};
 use crate::epoch::names;
 use crate::format::{BLOBCFG_BLOB, FORMAT_BLOB};
 use crate::legacy;
-use crate::maintenance::LogRetention;
-use crate::worker::blocking;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use lifeboat_blobs::{BlobId, BlobMetadata, ErrorKind, Retention};
 use lifeboat_index::PackUsage;
 
-/// What the names of diagnostic logs start with.
-const LOG_PREFIX: &str = "_";
 /// Locks must outlast the time to the next full maintenance by this much, or they could end before it.
 const LOCK_MARGIN: SignedDuration = SignedDuration::from_hours(24);
 /// How many packs are handed over at a time.
 const WINDOW: usize = 10_000;
 
-/// Says for each log, the newest first, whether it is kept. From the first one beyond a limit on, none is.
-struct Keeper {
-    limits: LogRetention,
-    now: Timestamp,
-    kept: Amount,
-    full: bool,
-}
-
-impl Keeper {
-    fn keeps(&mut self, size: u64, modified: Timestamp) -> bool {
-        let LogRetention { max_total_size, max_count, max_age, .. } = &self.limits;
-        let beyond = |limit: i64, value: u64| limit > 0 && value > limit.unsigned_abs();
-        let age = self.now.duration_since(modified);
-        self.full = self.full
-            || beyond(*max_total_size, self.kept.bytes + size)
-            || beyond(*max_count, self.kept.count + 1)
-            || (max_age.0 != 0 && age > SignedDuration::from_nanos(max_age.0));
-        if !self.full {
-            self.kept.add(size);
-        }
-        !self.full
-    }
-}
-
 impl Session {
-    /// `cleanup-logs`: the newest diagnostic logs are kept, up to the repository's limits.
-    pub(super) async fn cleanup_logs(&mut self) -> Result<Done> {
-        let now = self.repository.environment().clock.now();
-        let limits = self.params.log_retention.or_default();
-        let mut keeper = Keeper { limits, now, kept: Amount::default(), full: false };
-        // Newest first: the key is the time, counted backwards, and the name.
-        let mut sorter = self.scratch.sorter(size_of::<u64>());
-        let store = self.repository.store().clone();
-        let mut logs = store.list(LOG_PREFIX);
-        while let Some(log) = logs.try_next().await? {
-            let mut key = (i128::MAX - log.modified.as_nanosecond()).to_be_bytes().to_vec();
-            key.extend_from_slice(log.id.as_str().as_bytes());
-            sorter.push(&key, &log.size.to_be_bytes())?;
-        }
-        let sorted = blocking(move || sorter.finish()).await??;
-        let mut read = sorted.read()?;
-        let (mut doomed, mut deleted) = (Amount::default(), Amount::default());
-        let mut fenced = false;
-        while read.advance()? {
-            let (time, name) = read.key().split_at(size_of::<i128>());
-            let time = time.first_chunk().map_or(0, |bytes| i128::MAX - i128::from_be_bytes(*bytes));
-            let size = read.tail().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-            if keeper.keeps(size, Timestamp::from_nanosecond(time).unwrap_or(Timestamp::MAX)) {
-                continue;
-            }
-            doomed.add(size);
-            if !self.options.dry_run {
-                if !std::mem::replace(&mut fenced, true) {
-                    self.ledger.fence(&self.repository).await?;
-                }
-                match store.delete(&BlobId::new(String::from_utf8_lossy(name))?).await {
-                    // A default of the bucket: it goes when the lock has ended.
-                    Err(error) if error.kind() == ErrorKind::Locked => continue,
-                    outcome => outcome?,
-                }
-                deleted.add(size);
-            }
-        }
-        self.report.reclaimed.count += doomed.count;
-        self.report.reclaimed.bytes += doomed.bytes;
-        let stats = CleanupLogsStats {
-            to_delete_blob_count: doomed.count,
-            to_delete_blob_size: doomed.bytes,
-            deleted_blob_count: deleted.count,
-            deleted_blob_size: deleted.bytes,
-            retained_blob_count: keeper.kept.count,
-            retained_blob_size: keeper.kept.bytes,
-        };
-        Done::with(&stats, format!("logs deleted: {doomed}, kept: {}", keeper.kept))
-    }
-
     /// `extend-blob-retention-time`: the locks of everything that the repository needs are extended. Packs that
     /// nothing names are left to expire.
     pub(super) async fn extend_locks(&mut self) -> Result<Done> {
@@ -173,31 +93,11 @@ fn go_duration(period: std::time::Duration) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::gojson::Nanos;
-
-    fn kept(limits: LogRetention, logs: &[(u64, i64)]) -> usize {
-        let now = Timestamp::from_second(1_700_000_000).unwrap();
-        let mut keeper = Keeper { limits, now, kept: Amount::default(), full: false };
-        logs.iter().filter(|(size, age)| keeper.keeps(*size, now - SignedDuration::from_hours(*age))).count()
-    }
 
     #[test]
-    fn logs_are_kept_until_the_first_limit() {
-        let logs = [(10, 0), (10, 1), (50, 2), (1, 3), (1, 100)];
-        let limit = |max_total_size, max_count, hours| LogRetention {
-            max_total_size,
-            max_count,
-            max_age: Nanos::from_hours(hours),
-            ..LogRetention::default()
-        };
-        assert_eq!(kept(limit(0, 0, 0), &logs), 5);
-        assert_eq!(kept(limit(0, 3, 0), &logs), 3);
-        assert_eq!(kept(limit(69, 0, 0), &logs), 2, "small logs behind a large one go as well");
-        assert_eq!(kept(limit(70, 0, 0), &logs), 3);
-        assert_eq!(kept(limit(0, 0, 50), &logs), 4);
+    fn durations_are_written_as_go_does() {
         assert_eq!(go_duration(std::time::Duration::from_secs(90_061)), "25h1m1s");
     }
 }

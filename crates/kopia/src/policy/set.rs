@@ -128,7 +128,12 @@ impl PolicySet {
     /// The policies in force in the directories of `source`: the effective one, replaced below a directory that has
     /// a policy of its own by that one as it stands, without merging.
     pub fn tree(&self, source: &SourceInfo) -> Result<PolicyTree> {
-        let (root, _) = self.effective(source)?;
+        let (mut root, _) = self.effective(source)?;
+        // The merge leaves them out of a policy that inherits nothing.
+        if let Some(own) = self.defined_for(source) {
+            root.actions.before_folder.clone_from(&own.policy.actions.before_folder);
+            root.actions.after_folder.clone_from(&own.policy.actions.after_folder);
+        }
         let mut node = Node { policy: Arc::new(root), defined: true, children: BTreeMap::new() };
         let same_user =
             |target: &SourceInfo| target.host == source.host && target.user_name == source.user_name;

@@ -220,6 +220,8 @@ go_object! {
         pub mtime: Option<ExactTime> => "mtime" omitempty,
         /// On the root of a snapshot: extras were looked for, so an entry without any has none.
         pub recorded: bool => "recorded" omitempty,
+        /// On the root of a snapshot that says another time: when it was really begun.
+        pub begun: Option<Timestamp> => "begun" omitempty,
     }
 }
 

@@ -1,4 +1,4 @@
-//! `benchmark`: how fast hashes, ciphers, splitters and compressors are on this machine.
+//! `benchmark`: how fast hashes, ciphers, error correction, splitters and compressors are on this machine.
 
 use crate::output::{self, bytes};
 use anyhow::{Context, Result};
@@ -7,6 +7,7 @@ use lifeboat_kopia::Environment;
 use lifeboat_kopia::sealer::{Sealer, SealerKeys};
 use lifeboat_primitives::aead::CipherAlgorithm;
 use lifeboat_primitives::compress::Compressor;
+use lifeboat_primitives::ecc;
 use lifeboat_primitives::hash::HashAlgorithm;
 use lifeboat_primitives::splitter::{Splitter, SplitterAlgorithm};
 use std::path::PathBuf;
@@ -17,6 +18,10 @@ use std::time::Instant;
 pub enum BenchmarkCommand {
     /// Hash and encrypt blocks, with each pair of algorithms
     Crypto(BlockArgs),
+    /// Encrypt blocks
+    Encryption(BlockArgs),
+    /// Add error correction to blocks, and read them again
+    Ecc(BlockArgs),
     /// Hash blocks
     Hashing(BlockArgs),
     /// Cut data into pieces
@@ -46,6 +51,8 @@ pub struct BlockArgs {
 pub fn run(command: &BenchmarkCommand) -> Result<()> {
     let mut results = match command {
         BenchmarkCommand::Crypto(args) => crypto(args)?,
+        BenchmarkCommand::Encryption(args) => encryption(args)?,
+        BenchmarkCommand::Ecc(args) => error_correction(args)?,
         BenchmarkCommand::Hashing(args) => hashing(args)?,
         BenchmarkCommand::Splitter(args) => splitters(args)?,
         BenchmarkCommand::Compression { data_file, repeat } => {
@@ -106,6 +113,48 @@ fn crypto(args: &BlockArgs) -> Result<Vec<Measured>> {
             })?;
             results.push((format!("{} {}", hash.name(), cipher.name()), rate, String::new()));
         }
+    }
+    Ok(results)
+}
+
+fn encryption(args: &BlockArgs) -> Result<Vec<Measured>> {
+    let data = noise(args);
+    let mut results = Vec::new();
+    for cipher in CipherAlgorithm::ALL {
+        let sealer = sealer(HashAlgorithm::ALL[0], cipher)?;
+        let id = sealer.hash(&data);
+        let rate = measure(data.len(), args.repeat, || {
+            std::hint::black_box(sealer.seal_with_id(id.as_slice(), &data)?);
+            Ok(())
+        })?;
+        results.push((cipher.name().to_owned(), rate, String::new()));
+    }
+    Ok(results)
+}
+
+/// The overheads that Kopia measures.
+const OVERHEADS: [u32; 5] = [1, 2, 5, 10, 20];
+
+fn error_correction(args: &BlockArgs) -> Result<Vec<Measured>> {
+    let data = noise(args);
+    let mut results = Vec::new();
+    for percent in OVERHEADS {
+        let codec = ecc::Codec::new(percent)?;
+        let mut stored = Vec::new();
+        let encoding = measure(data.len(), args.repeat, || {
+            stored.clear();
+            Ok(codec.encode(&data, &mut stored)?)
+        })?;
+        let decoding = measure(data.len(), args.repeat, || {
+            std::hint::black_box(codec.decode(&stored)?);
+            Ok(())
+        })?;
+        let (name, length) = (format!("{} {percent}%", ecc::NAME), bytes(stored.len() as u64));
+        results.push((
+            name,
+            encoding,
+            format!("to write, {}/s to read, {length} stored", bytes(decoding as u64)),
+        ));
     }
     Ok(results)
 }

@@ -3,10 +3,11 @@
 use crate::args::JsonArgs;
 use crate::output;
 use crate::session::Session;
-use crate::tree::Trees;
+use crate::tree::{Browser, Trees};
 use anyhow::Result;
 use clap::Args;
-use lifeboat_kopia::snapshot::{DirEntry, SnapshotManifest};
+use jiff::Timestamp;
+use lifeboat_kopia::snapshot::{DirEntry, SnapshotManifest, SourceInfo};
 use lifeboat_uploader::PathFilter;
 use serde_json::json;
 use std::collections::{HashMap, HashSet};
@@ -33,61 +34,98 @@ pub struct FindArgs {
 /// What was found: its path below the top of the snapshot, and the entry.
 type Found = (PathBuf, DirEntry);
 
+/// A snapshot to look in.
+pub struct Place {
+    /// What its files are restored by.
+    pub id: String,
+    /// Whose it is; with the path behind it, the file's own name.
+    pub source: String,
+    /// The same for programs.
+    pub source_info: SourceInfo,
+    /// When it was taken.
+    pub time: Timestamp,
+    /// The top of its tree.
+    pub root: DirEntry,
+}
+
+/// What differs from one kind of repository to another.
+#[derive(Clone, Copy)]
+pub struct Manner {
+    /// The command that restores.
+    pub restore: &'static str,
+    /// What tells two versions of a file apart.
+    pub version: fn(&DirEntry) -> String,
+}
+
 pub fn run(session: &Session, args: &FindArgs) -> Result<()> {
     let trees = Trees::open(session)?;
     let chosen = match &args.snapshot {
         Some(id) => trees.snapshots_called(id)?,
         None => trees.snapshots().to_vec(),
     };
+    let place = |snapshot: SnapshotManifest| {
+        Some(Place {
+            id: snapshot.id.to_string(),
+            source: snapshot.source.to_string(),
+            source_info: snapshot.source,
+            time: snapshot.start_time,
+            root: snapshot.root_entry?,
+        })
+    };
+    let places: Vec<Place> = chosen.into_iter().filter_map(place).collect();
+    find(trees.browser(), args, &places, Manner { restore: "restore", version: |entry| entry.object.clone() })
+}
+
+/// Looks for what `args` ask for in all of `places`, the oldest first.
+pub fn find(trees: Browser<'_>, args: &FindArgs, places: &[Place], manner: Manner) -> Result<()> {
     // A name alone is looked for everywhere.
     let pattern = match args.pattern.contains('/') {
         true => args.pattern.clone(),
         false => format!("**/{}", args.pattern),
     };
     let filter = PathFilter::new([pattern], []);
-    let mut search = Search { trees: &trees, filter, known: HashMap::new() };
+    let mut search = Search { trees, filter, known: HashMap::new() };
     let mut versions = HashSet::new();
     let mut found = Vec::new();
-    for snapshot in &chosen {
-        let Some(root) = &snapshot.root_entry else { continue };
-        for (path, entry) in search.directory(root, Path::new(""))? {
-            let version = (snapshot.source.to_string(), path.clone(), entry.object.clone());
+    for place in places {
+        for (path, entry) in search.directory(&place.root, Path::new(""))? {
+            let version = (place.source.clone(), path.clone(), (manner.version)(&entry));
             if versions.insert(version) || args.all_versions {
-                found.push((snapshot, (path, entry)));
+                found.push((place, (path, entry)));
             }
         }
     }
     if args.json.json {
-        return output::print_json_list(found.iter().map(|(snapshot, found)| Ok(to_json(snapshot, found))));
+        return output::print_json_list(found.iter().map(|(place, found)| Ok(to_json(place, found))));
     }
     if found.is_empty() {
-        eprintln!("There is no {} in {} snapshots.", args.pattern, chosen.len());
+        eprintln!("There is no {} in {} snapshots.", args.pattern, places.len());
     }
-    found.iter().try_for_each(|(snapshot, found)| output::line(&to_text(snapshot, found)))
+    found.iter().try_for_each(|(place, found)| output::line(&to_text(place, found, manner.restore)))
 }
 
-fn to_json(snapshot: &SnapshotManifest, (path, entry): &Found) -> serde_json::Value {
+fn to_json(place: &Place, (path, entry): &Found) -> serde_json::Value {
     json!({
-        "snapshot": snapshot.id.as_str(),
-        "source": snapshot.source,
-        "startTime": snapshot.start_time.to_string(),
+        "snapshot": place.id,
+        "source": place.source_info,
+        "startTime": place.time.to_string(),
         "path": path.to_string_lossy(),
         "entry": entry,
     })
 }
 
-fn to_text(snapshot: &SnapshotManifest, (path, entry): &Found) -> String {
-    let (when, modified) = (output::time(snapshot.start_time), output::time(entry.mtime));
+fn to_text(place: &Place, (path, entry): &Found, restore: &str) -> String {
+    let (when, modified) = (output::time(place.time), output::time(entry.mtime));
     let (path, mode, size) = (path.to_string_lossy(), output::mode(entry), output::bytes(entry.size));
-    let SnapshotManifest { id, source, .. } = snapshot;
+    let Place { id, source, .. } = place;
     format!(
-        "{when} {source}/{path}\n    {mode} {size} modified {modified}; get it with: lifeboat-repo restore {id}/{path} TARGET"
+        "{when} {source}/{path}\n    {mode} {size} modified {modified}; get it with: lifeboat-repo {restore} {id}/{path} TARGET"
     )
 }
 
 /// Looks through directories; one that several snapshots share is looked through once.
 struct Search<'a> {
-    trees: &'a Trees,
+    trees: Browser<'a>,
     filter: PathFilter,
     /// What was found in a directory before: the same object may lie at several paths.
     known: HashMap<(String, PathBuf), Vec<Found>>,

@@ -1,12 +1,14 @@
-//! `index`: list, epochs, recover.
+//! `index`: list, inspect, epochs, recover.
 
 use super::blob;
 use crate::args::JsonArgs;
 use crate::output::{self, bytes};
 use crate::session::Session;
-use anyhow::{Result, bail};
-use clap::{Args, Subcommand};
+use anyhow::{Context, Result, bail};
+use clap::{ArgGroup, Args, Subcommand};
+use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata};
+use lifeboat_index::{ContentId, IndexEntry};
 use lifeboat_kopia::content::{IndexBlobs, PackChoice, RecoverOptions};
 use lifeboat_kopia::repo::Repository;
 use serde_json::Value;
@@ -30,6 +32,8 @@ pub enum IndexCommand {
         #[command(flatten)]
         json: JsonArgs,
     },
+    /// List what the blobs of the index say about contents
+    Inspect(InspectArgs),
     /// Look at epochs, the generations of the index
     #[command(subcommand)]
     Epoch(EpochCommand),
@@ -43,6 +47,24 @@ pub enum EpochCommand {
     /// List epochs
     #[command(visible_alias = "ls")]
     List,
+}
+
+/// Which blobs are inspected, and for what.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true))]
+pub struct InspectArgs {
+    /// Names of blobs
+    #[arg(value_parser = parse_blob, group = "which")]
+    pub blobs: Vec<BlobId>,
+    /// All blobs, also those that others replace
+    #[arg(long, group = "which")]
+    pub all: bool,
+    /// All blobs that are in force
+    #[arg(long, group = "which")]
+    pub active: bool,
+    /// Only what is said about these contents
+    #[arg(long, value_name = "ID")]
+    pub content_id: Vec<ContentId>,
 }
 
 /// How the index is recovered.
@@ -68,6 +90,10 @@ pub struct RecoverArgs {
     pub commit: bool,
 }
 
+fn parse_blob(text: &str) -> Result<BlobId, String> {
+    BlobId::new(text).map_err(|error| error.to_string())
+}
+
 pub fn run(session: &Session, command: IndexCommand) -> Result<()> {
     match command {
         IndexCommand::List { superseded, summary, sort, json } => {
@@ -80,6 +106,7 @@ pub fn run(session: &Session, command: IndexCommand) -> Result<()> {
             }
             list(&blobs, summary, json.json)
         }
+        IndexCommand::Inspect(args) => inspect(session, &args),
         IndexCommand::Epoch(EpochCommand::List) => epochs(session),
         IndexCommand::Recover(args) => recover(session, &args),
     }
@@ -114,6 +141,38 @@ fn list(blobs: &[BlobMetadata], summary: bool, json: bool) -> Result<()> {
         true => output::line(&format!("total {} indexes", blobs.len())),
         false => Ok(()),
     }
+}
+
+fn inspect(session: &Session, args: &InspectArgs) -> Result<()> {
+    let repository = session.open_for_reading()?;
+    let blobs = match args.all || args.active {
+        true => session.wait(index_blobs(&repository, args.all))?,
+        false => {
+            let find = |blob| session.wait(repository.store().head(blob));
+            args.blobs.iter().map(find).collect::<Result<_, _>>()?
+        }
+    };
+    for blob in &blobs {
+        // One by one, so that nothing is merged.
+        let index = session.wait(repository.contents().merge_index(std::slice::from_ref(blob), i64::MIN));
+        let index = index.with_context(|| format!("cannot read index blob {}", blob.id))?;
+        for entry in index.entries() {
+            let entry = entry?;
+            if args.content_id.is_empty() || args.content_id.contains(&entry.id) {
+                output::line(&statement(blob, &entry))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a blob of the index says about a content, as Kopia prints it.
+fn statement(blob: &BlobMetadata, entry: &IndexEntry) -> String {
+    let state = if entry.deleted { "deleted" } else { "created" };
+    let made = output::precise_time(Timestamp::from_second(entry.timestamp_seconds).unwrap_or_default());
+    let (written, name) = (output::precise_time(blob.modified), &blob.id);
+    let IndexEntry { id, pack, pack_offset, packed_length, .. } = entry;
+    format!("{written} {name} {id} {state} {made} {} {pack_offset} {packed_length}", pack.as_str())
 }
 
 fn epochs(session: &Session) -> Result<()> {

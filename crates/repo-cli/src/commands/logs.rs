@@ -8,6 +8,8 @@ use clap::{Args, Subcommand};
 use futures::TryStreamExt;
 use jiff::Timestamp;
 use lifeboat_blobs::{BlobMetadata, BlobStore};
+use lifeboat_kopia::maintain::clean_up_logs;
+use lifeboat_kopia::maintenance::LogRetention;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -30,6 +32,25 @@ pub enum LogsCommand {
         #[command(flatten)]
         choice: ChoiceArgs,
     },
+    /// Delete old logs, as maintenance does, up to limits of which 0 is none
+    Cleanup(CleanupArgs),
+}
+
+/// Which logs stay.
+#[derive(Debug, Clone, Args)]
+pub struct CleanupArgs {
+    /// How old they may be
+    #[arg(long, value_name = "TIME", default_value = "720h", value_parser = parse_duration)]
+    pub max_age: Duration,
+    /// How many files of them there may be
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub max_count: u32,
+    /// How many MiB they may have together
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    pub max_total_size_mb: u32,
+    /// Only say what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Which logs.
@@ -59,6 +80,9 @@ struct Log {
 }
 
 pub fn run(session: &Session, command: &LogsCommand) -> Result<()> {
+    if let LogsCommand::Cleanup(args) = command {
+        return clean_up(session, args);
+    }
     let repository = session.open_for_reading()?;
     let all = session.wait(find(&**repository.store()))?;
     let now = Timestamp::now().as_second();
@@ -97,7 +121,25 @@ pub fn run(session: &Session, command: &LogsCommand) -> Result<()> {
             }
             Ok(out.flush()?)
         }
+        LogsCommand::Cleanup(_) => Ok(()),
     }
+}
+
+fn clean_up(session: &Session, args: &CleanupArgs) -> Result<()> {
+    let repository = session.open()?;
+    let limits = LogRetention {
+        max_total_size: i64::from(args.max_total_size_mb) << 20,
+        max_count: i64::from(args.max_count),
+        max_age: args.max_age.into(),
+        ..LogRetention::default()
+    };
+    let done = session.wait(clean_up_logs(&repository, &limits, args.dry_run))?;
+    match (done.beyond.count, args.dry_run) {
+        (0, _) => eprintln!("No logs found to delete."),
+        (count, true) => eprintln!("Would delete {count} logs ({}).", bytes(done.beyond.bytes)),
+        (_, false) => eprintln!("Deleted {} logs ({}).", done.deleted.count, bytes(done.deleted.bytes)),
+    }
+    Ok(session.wait(repository.close())?)
 }
 
 /// Kopia compresses its logs.

@@ -106,6 +106,9 @@ impl Story {
             checkpoint_interval: None,
             estimate: false,
             fail_fast: true,
+            actions: false,
+            force_hash: 0.0,
+            upload_limit: None,
             threads: 0,
             budget: self.budget.clone(),
         };

@@ -1,12 +1,16 @@
 //! `repository`: create, connect, disconnect, status, change-password.
 
 use super::{client, provider, repair, sync, upgrade};
-use crate::args::{ConnectArgs, ConnectionArgs, CreateArgs, JsonArgs, RepositoryCommand};
+use crate::args::{
+    ConnectArgs, ConnectTo, ConnectionArgs, CreateArgs, FromConfigArgs, RepositoryCommand, StatusArgs,
+};
 use crate::output::{self, bytes};
 use crate::session::{Session, text_variable};
 use crate::storage;
 use anyhow::{Context, Result};
-use lifeboat_kopia::connection::{CachingOptions, Connection, StorageInfo, forget_password, store_password};
+use lifeboat_kopia::connection::{
+    CachingOptions, Connection, StorageInfo, decode_token, encode_token, forget_password, store_password,
+};
 use lifeboat_kopia::format::{CreateOptions, Password};
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_primitives::kdf::KeyAlgorithm;
@@ -53,7 +57,7 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
     match args.create_only {
         true => println!("Created a repository in {}.", repository.store().describe()),
         false => {
-            keep(session, &connection, &args.connection)?;
+            keep(session, &connection, &args.connection, &session.password()?)?;
             println!("Created and connected to a repository in {}.", repository.store().describe());
         }
     }
@@ -62,12 +66,35 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
 }
 
 fn connect(session: &Session, args: &ConnectArgs) -> Result<()> {
-    let connection = new_connection(session, storage::describe(&args.storage, None)?, &args.connection)?;
-    let options = session.open_options(&connection, false)?;
+    let (storage, password) = match &args.to {
+        ConnectTo::Storage(storage) => (storage::describe(storage, None)?, None),
+        ConnectTo::FromConfig(args) => from_config(args)?,
+    };
+    let password = password.map_or_else(|| session.password(), Ok)?;
+    let connection = new_connection(session, storage, &args.connection)?;
+    let options = session.open_options_with(&connection, false, password.clone())?;
     session.open_format(&options)?;
-    keep(session, &connection, &args.connection)?;
+    keep(session, &connection, &args.connection, &password)?;
     println!("Connected to repository in {}.", options.store.describe());
     Ok(())
+}
+
+/// The storage that another connection leads to, a sentence about it, and the password if it is there.
+fn from_config(args: &FromConfigArgs) -> Result<((StorageInfo, String), Option<Password>)> {
+    let (storage, password) = match args {
+        FromConfigArgs { file: Some(file), .. } => (Connection::load(file)?.storage()?.clone(), None),
+        FromConfigArgs { token: Some(token), .. } => decode_token(token)?,
+        FromConfigArgs { token_file: Some(file), .. } => {
+            let token = std::fs::read_to_string(file);
+            decode_token(&token.with_context(|| format!("cannot read a token from {}", file.display()))?)?
+        }
+        _ => {
+            let token = std::io::read_to_string(std::io::stdin());
+            decode_token(&token.context("cannot read a token from the standard input")?)?
+        }
+    };
+    let about = storage::about(&storage);
+    Ok(((storage, about), password))
 }
 
 fn new_connection(
@@ -77,6 +104,7 @@ fn new_connection(
 ) -> Result<Connection> {
     let mut connection = Connection::new(info, args.description.clone().unwrap_or(description));
     connection.readonly = args.readonly;
+    connection.enable_actions = args.enable_actions;
     connection.hostname = args.override_hostname.clone().unwrap_or(connection.hostname);
     connection.username = args.override_username.clone().unwrap_or(connection.username);
     let folder = match &args.cache_directory {
@@ -95,11 +123,16 @@ fn new_connection(
     Ok(connection)
 }
 
-fn keep(session: &Session, connection: &Connection, args: &ConnectionArgs) -> Result<()> {
+fn keep(
+    session: &Session,
+    connection: &Connection,
+    args: &ConnectionArgs,
+    password: &Password,
+) -> Result<()> {
     connection.save(session.config_file())?;
     match args.no_persist_credentials {
         true => forget_password(session.config_file())?,
-        false => store_password(session.config_file(), &session.password()?)?,
+        false => store_password(session.config_file(), password)?,
     }
     Ok(())
 }
@@ -111,14 +144,14 @@ fn disconnect(session: &Session) -> Result<()> {
     std::fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
 }
 
-fn status(session: &Session, args: JsonArgs) -> Result<()> {
+fn status(session: &Session, args: StatusArgs) -> Result<()> {
     let connection = session.connection()?;
     let repository = session.open()?;
     let format = session.wait(repository.format());
     let inner = format.repository();
     let id = hex::encode(format.unique_id());
     let storage = connection.storage()?;
-    if args.json {
+    if args.json.json {
         let mut status = json!({
             "configFile": session.config_file(),
             "uniqueIDHex": id,
@@ -161,6 +194,23 @@ fn status(session: &Session, args: JsonArgs) -> Result<()> {
     println!("Password changes:    {}", inner.enable_password_change);
     println!("Max pack length:     {}", bytes(inner.max_pack_size()));
     println!("Index Format:        v{}", inner.index_version());
+    match args {
+        StatusArgs { reconnect_token_with_password: true, .. } => {
+            print_token(storage, Some(&session.password()?))
+        }
+        StatusArgs { reconnect_token: true, .. } => print_token(storage, None),
+        _ => Ok(()),
+    }
+}
+
+fn print_token(storage: &StorageInfo, password: Option<&Password>) -> Result<()> {
+    let token = encode_token(storage, password)?;
+    output::line("\nTo reconnect to the repository use:\n")?;
+    output::line(&format!("$ lifeboat-repo repository connect from-config --token {}\n", *token))?;
+    let holds = if password.is_some() { "the password and " } else { "" };
+    eprintln!(
+        "Keep it safe: whoever has the token has {holds}what credentials of the storage are in the connection."
+    );
     Ok(())
 }
 

@@ -1,6 +1,6 @@
-//! `restic`: what restic backed up, listed and restored.
+//! `restic`: what restic backed up, listed, found and restored.
 
-use super::{list, restore};
+use super::{find, list, restore};
 use crate::args::{JsonArgs, Storage};
 use crate::output;
 use crate::session::{Session, text_variable};
@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use lifeboat_blobs::config::Secret as StorageSecret;
 use lifeboat_blobs::{OpenOptions, StoreConfig};
-use lifeboat_kopia::snapshot::DirEntry;
+use lifeboat_kopia::snapshot::{DirEntry, SourceInfo};
 use lifeboat_repository::Secret;
-use lifeboat_restic::{ResticRepository, Snapshot, location, open_store};
+use lifeboat_restic::{DamagedSnapshot, ResticRepository, Snapshot, location, open_store};
 
 /// Verbs of `restic`. The repository is where the flags say, or else where RESTIC_REPOSITORY says; the password is in
 /// RESTIC_PASSWORD, or in the file that RESTIC_PASSWORD_FILE names
@@ -24,6 +24,8 @@ pub enum ResticCommand {
     /// List a directory of a snapshot
     #[command(name = "list", visible_alias = "ls")]
     List(ResticListArgs),
+    /// Find a file in all snapshots
+    Find(ResticFindArgs),
     /// Print a file of a snapshot
     #[command(visible_alias = "dump")]
     Show(ShowArgs),
@@ -59,6 +61,17 @@ pub struct ResticListArgs {
     pub storage: Option<Storage>,
 }
 
+/// What is looked for.
+#[derive(Debug, Args)]
+pub struct ResticFindArgs {
+    /// What, and in which snapshots.
+    #[command(flatten)]
+    pub find: find::FindArgs,
+    /// Where.
+    #[command(subcommand)]
+    pub storage: Option<Storage>,
+}
+
 /// What is printed.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
@@ -83,6 +96,7 @@ pub struct ResticRestoreArgs {
 pub fn run(session: &Session, password: Option<String>, command: &ResticCommand) -> Result<()> {
     let (ResticCommand::Snapshots(SnapshotsArgs { storage, .. })
     | ResticCommand::List(ResticListArgs { storage, .. })
+    | ResticCommand::Find(ResticFindArgs { storage, .. })
     | ResticCommand::Show(ShowArgs { storage, .. })
     | ResticCommand::Restore(ResticRestoreArgs { storage, .. })) = command;
     let config = match storage {
@@ -97,6 +111,7 @@ pub fn run(session: &Session, password: Option<String>, command: &ResticCommand)
     match command {
         ResticCommand::Snapshots(args) => snapshots(&repository, args),
         ResticCommand::List(args) => list::list(trees, &args.list, &entry(&repository, &args.list.object)?),
+        ResticCommand::Find(args) => find(&repository, &args.find),
         ResticCommand::Show(args) => {
             let mut reader = trees.read(&entry(&repository, &args.object)?)?;
             std::io::copy(&mut reader, &mut std::io::stdout().lock())?;
@@ -155,6 +170,32 @@ fn entry(repository: &ResticRepository, text: &str) -> Result<DirEntry> {
     Browser(repository).lookup(root, id, path)
 }
 
+fn find(repository: &ResticRepository, args: &find::FindArgs) -> Result<()> {
+    let all = repository.snapshots()?;
+    let chosen = match &args.snapshot {
+        Some(id) => std::slice::from_ref(all.find(id)?),
+        None => &all.snapshots[..],
+    };
+    let place = |snapshot: &Snapshot| find::Place {
+        id: snapshot.short_id.clone(),
+        // A tree of restic begins at the root of the machine.
+        source: format!("{}@{}:", snapshot.username, snapshot.hostname),
+        source_info: SourceInfo::new(&snapshot.username, &snapshot.hostname, snapshot.paths.join(",")),
+        time: snapshot.time,
+        root: snapshot.root(),
+    };
+    let places: Vec<_> = chosen.iter().map(place).collect();
+    // Objects are named by where they lie, not by what is in them.
+    let version = |entry: &DirEntry| format!("{:?} {} {}", entry.entry_type, entry.size, entry.mtime);
+    find::find(Browser(repository), args, &places, find::Manner { restore: "restic restore", version })?;
+    all.damaged.iter().for_each(warn);
+    Ok(())
+}
+
+fn warn(damaged: &DamagedSnapshot) {
+    eprintln!("warning: snapshot {} cannot be read: {}", damaged.id, damaged.error);
+}
+
 fn snapshots(repository: &ResticRepository, args: &SnapshotsArgs) -> Result<()> {
     let mut found = repository.snapshots()?;
     found.snapshots.retain(|snapshot| {
@@ -165,9 +206,7 @@ fn snapshots(repository: &ResticRepository, args: &SnapshotsArgs) -> Result<()> 
         true => output::print_json_list(found.snapshots.iter().map(Ok))?,
         false => found.snapshots.iter().try_for_each(|snapshot| output::line(&to_line(snapshot)))?,
     }
-    for damaged in &found.damaged {
-        eprintln!("warning: snapshot {} cannot be read: {}", damaged.id, damaged.error);
-    }
+    found.damaged.iter().for_each(warn);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use super::large::Gathering;
 use super::parents::ParentListing;
 use super::schedule::Supply;
 use super::{Run, Task};
+use crate::actions::Scope;
 use crate::source::{Ignore, Kind, Names, SourceDir};
 use crate::{Error, Result};
 use lifeboat_kopia::policy::PolicyTree;
@@ -47,6 +48,8 @@ pub(super) struct Directory {
     pub(super) previous: Option<PreviousDir>,
     pub(super) supply: Mutex<DirectorySupply>,
     pub(super) listing: Mutex<Listing>,
+    /// Whatever becomes of the directory, the action after it runs when it is dropped.
+    pub(super) _scope: Option<Scope>,
 }
 
 /// What the first parent says about a directory.

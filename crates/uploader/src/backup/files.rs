@@ -306,6 +306,9 @@ impl<'r, 'a> FileWork<'r, 'a> {
         stat: &Stat,
         entry: &DirEntry,
     ) -> Result<Option<Outcome>> {
+        if self.run.is_to_be_hashed(&self.directory.path, name) {
+            return Ok(None);
+        }
         self.json.clear();
         for (parent, range, extras_until) in batch.previous(number) {
             let json = &batch.text[range.clone()];

@@ -14,6 +14,7 @@ mod links;
 mod parents;
 mod schedule;
 
+use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
 use crate::source::{Ignore, Names, SourceDir, extras_of_open, is_cache};
 use crate::{Error, Result};
@@ -26,7 +27,7 @@ use files::{Batch, Child, FileWork, head_entry};
 use jiff::Timestamp;
 use large::LargeFile;
 use lifeboat_budget::Budget;
-use lifeboat_kopia::policy::PolicyTree;
+use lifeboat_kopia::policy::{ActionsPolicy, PolicyTree};
 use lifeboat_kopia::snapshot::{
     DirEntry, IncompleteReason, RawEntry, SnapshotManifest, SourceInfo, Stats, listed_name,
 };
@@ -34,11 +35,13 @@ use lifeboat_repository::{ErrorKind, Id, ObjectWriteOptions, Repository, WholeOb
 use links::Links;
 use parents::{ParentDir, ParentListing};
 use parking_lot::Mutex;
+use rustix::fs::Stat;
 use schedule::{Schedule, Source};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -72,6 +75,14 @@ pub struct BackupOptions {
     pub estimate: bool,
     /// Whether the first entry that fails, and may not be ignored, ends the backup.
     pub fail_fast: bool,
+    /// Whether the commands that policies name are run.
+    pub actions: bool,
+    /// Of how many files in a hundred the data is read although an earlier snapshot has it, chosen by chance: what
+    /// changed without its size or time is found that way.
+    pub force_hash: f64,
+    /// After how many bytes that the repository did not have the backup ends, with an incomplete snapshot that the next
+    /// one goes on from.
+    pub upload_limit: Option<u64>,
     /// How many threads read and write; 0 = what the policy says, else as many as there are processors.
     pub threads: usize,
     /// The memory that buffers draw on.
@@ -101,6 +112,14 @@ pub fn back_up(
     progress: &Progress,
     cancel: &Cancel,
 ) -> Result<SnapshotManifest> {
+    let source_path = &options.path;
+    let ActionsPolicy { before_snapshot_root, after_snapshot_root, .. } = &options.policies.policy().actions;
+    let commands = [before_snapshot_root, after_snapshot_root];
+    // The command after runs when this goes, which is after everything else.
+    let scope = Scope::enter(options.actions, actions::ROOT, commands, source_path, cancel)?;
+    let moved = scope.as_ref().and_then(Scope::moved_to);
+    let moved = moved.map(|path| BackupOptions { path: path.to_owned(), ..options.clone() });
+    let options = moved.as_ref().unwrap_or(options);
     let open = SourceDir::root(&options.path)?;
     let device = open.own_stat()?.st_dev;
     let own_clock = open.has_own_clock();
@@ -109,9 +128,11 @@ pub fn back_up(
         options,
         progress,
         cancel,
+        source_path,
         device,
         own_clock,
         start_time: repository.now(),
+        written_before: repository.written().new,
         schedule: Schedule::default(),
         top: Mutex::default(),
         root: Mutex::default(),
@@ -120,12 +141,16 @@ pub fn back_up(
         links: Links::default(),
         empty: OnceLock::new(),
         shared_room: SharedRoom::default(),
+        lot: RandomState::new(),
     };
     let snapshot = cancel.interrupting_writes(repository, || {
         run.start(open)?;
         // Otherwise it goes with its last piece of work, and a cancel in that one finds nothing to keep.
         let _top = run.top.lock().upgrade();
         match run.work() {
+            Err(Error::Cancelled) if !cancel.is_cancelled() && run.is_limit_reached() => {
+                run.incomplete_snapshot(IncompleteReason::LimitReached)
+            }
             Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
                 run.incomplete_snapshot(IncompleteReason::Canceled)
             }
@@ -194,11 +219,15 @@ struct Run<'a> {
     options: &'a BackupOptions,
     progress: &'a Progress,
     cancel: &'a Cancel,
+    /// The directory as the caller names it; actions may say to read it somewhere else.
+    source_path: &'a Path,
     /// Where the root is.
     device: u64,
     /// Whether it is our own kernel that notes there when a file changes.
     own_clock: bool,
     start_time: Timestamp,
+    /// Bytes that were new to the repository before this backup.
+    written_before: u64,
     schedule: Schedule<Directory, LargeFile>,
     /// The root while it is open.
     top: Mutex<Weak<Directory>>,
@@ -210,6 +239,8 @@ struct Run<'a> {
     links: Links,
     empty: OnceLock<String>,
     shared_room: SharedRoom,
+    /// Decides by chance, for each file alike however often it is asked.
+    lot: RandomState,
 }
 
 impl Run<'_> {
@@ -299,10 +330,22 @@ impl Run<'_> {
         self.schedule.take_large(LARGE_FILES_PER_THREAD * self.options.threads())
     }
 
-    /// Whether to go on: neither was the backup cancelled nor did a thread fail.
+    /// Whether to go on: neither was the backup cancelled, nor has it written as much as it may, nor did a thread fail.
     fn check(&self) -> Result<()> {
         self.cancel.check()?;
-        self.failed.check()
+        self.failed.check()?;
+        if self.is_limit_reached() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    fn is_limit_reached(&self) -> bool {
+        let new = || self.repository.written().new - self.written_before;
+        self.options.upload_limit.is_some_and(|limit| new() > limit)
+    }
+
+    /// Whether the lot fell on a file to be read although an earlier snapshot has it.
+    fn is_to_be_hashed(&self, directory: &str, name: &CStr) -> bool {
+        let percent = self.options.force_hash;
+        percent > 0.0 && self.lot.hash_one((directory, name)) as f64 / u64::MAX as f64 * 100.0 < percent
     }
 
     fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {
@@ -337,7 +380,7 @@ impl Run<'_> {
                 self.vanished(&path);
                 directory.complete(self, slot, Part { same: false, ..Part::default() })
             }
-            Err(error @ Error::File { .. }) => {
+            Err(error @ (Error::File { .. } | Error::Action { .. })) => {
                 let ignored = policies.policy().error_handling.ignore_directory_errors.unwrap_or(false);
                 self.entry_failed(&path, &error, ignored)?;
                 directory.complete(self, slot, Part::failed(&path, &error, ignored))
@@ -363,12 +406,17 @@ impl Run<'_> {
         {
             return Ok(None);
         }
+        let name = CString::new(open.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes));
+        let scope = self.run_action_before(&place.path, policies)?;
+        let (open, stat) = match scope.as_ref().and_then(Scope::moved_to) {
+            Some(path) => open_moved(&open.path, path)?,
+            None => (open, stat),
+        };
         let mut names = Names::read(&open, extras)?;
         if is_cache(&open, &names, policies) {
             names.clear();
         }
         let ignore = Ignore::below(above, &open, &names, &place.path, policies)?;
-        let name = CString::new(open.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes));
         let listed = match &place.parent {
             Some(_) => place.name,
             None => listed_name(&place.name).filter(|_| extras).map_or(place.name, String::into_bytes),
@@ -395,7 +443,22 @@ impl Run<'_> {
             previous,
             supply: Mutex::new(supply),
             listing: Mutex::new(Listing::default()),
+            _scope: scope,
         })))
+    }
+
+    /// Runs the command that belongs before a directory by its own policy, for this is not inherited.
+    fn run_action_before(&self, path: &str, policies: &PolicyTree) -> Result<Option<Scope>> {
+        if !policies.is_defined() {
+            return Ok(None);
+        }
+        let ActionsPolicy { before_folder, after_folder, .. } = &policies.policy().actions;
+        let source = match path.trim_start_matches('/') {
+            "" => self.source_path.to_owned(),
+            below => self.source_path.join(below),
+        };
+        let commands = [before_folder, after_folder];
+        Scope::enter(self.options.actions, actions::FOLDER, commands, &source, self.cancel)
     }
 
     /// An entry went away between being listed and being looked at.
@@ -444,6 +507,16 @@ impl Run<'_> {
         let id = self.write_one(&WholeObject { data: &[], options: &options })?;
         Ok(self.empty.get_or_init(|| id.into_string()).clone())
     }
+}
+
+/// Opens what an action says to read in the place of a directory.
+fn open_moved(directory: &Path, moved: &Path) -> Result<(SourceDir, Stat)> {
+    let opened = SourceDir::root(moved).and_then(|open| open.own_stat().map(|stat| (open, stat)));
+    opened.map_err(|error| Error::Action {
+        action: actions::FOLDER.before,
+        path: directory.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 /// Where a directory is.

@@ -28,8 +28,8 @@ pub(super) fn roots(snapshots: &[SnapshotManifest]) -> Vec<(ParentDir, &DirEntry
     let mut roots: Vec<(ParentDir, &DirEntry)> = Vec::new();
     for snapshot in snapshots {
         let Some(root) = &snapshot.root_entry else { continue };
-        let is_recorded = root.extras.as_ref().is_some_and(|extras| extras.recorded);
-        let recorded = is_recorded.then_some(snapshot.start_time);
+        let extras = root.extras.as_ref().filter(|extras| extras.recorded);
+        let recorded = extras.map(|extras| extras.begun.unwrap_or(snapshot.start_time));
         let is_new = roots.iter().all(|(known, _)| known.object != root.object);
         if root.entry_type == EntryType::Directory && is_new {
             roots.push((ParentDir { object: root.object.clone(), recorded }, root));

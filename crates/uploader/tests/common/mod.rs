@@ -113,6 +113,9 @@ impl Opened<'_> {
             checkpoint_interval: None,
             estimate: false,
             fail_fast: false,
+            actions: false,
+            force_hash: 0.0,
+            upload_limit: None,
             threads: 0,
             budget: self.budget.clone(),
         }

@@ -78,6 +78,9 @@ impl Fixture {
             checkpoint_interval: None,
             estimate: false,
             fail_fast: true,
+            actions: false,
+            force_hash: 0.0,
+            upload_limit: None,
             threads: 2,
             budget: self.budget.clone(),
         };

@@ -1,5 +1,6 @@
 //! `policy`: set, show, list, edit, delete, import, export.
 
+mod actions;
 mod set;
 
 use super::source_of;

@@ -1,5 +1,6 @@
 //! The flags of `policy set`, and what each of them changes.
 
+use super::actions::ActionArgs;
 use crate::commands::parse_duration;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -181,6 +182,10 @@ pub struct SetArgs {
     #[arg(long)]
     pub manual: bool,
 
+    /// Commands before and after.
+    #[command(flatten)]
+    pub actions: ActionArgs,
+
     /// How many files are read at once
     #[arg(long, value_name = "N")]
     pub max_parallel_file_reads: Option<Setting<u32>>,
@@ -202,6 +207,7 @@ impl SetArgs {
         self.apply_compression(policy)?;
         self.apply_files(policy);
         self.apply_schedule(policy)?;
+        self.actions.apply(&mut policy.actions)?;
         set(&mut policy.error_handling.ignore_file_errors, &self.ignore_file_errors);
         set(&mut policy.error_handling.ignore_directory_errors, &self.ignore_dir_errors);
         set(&mut policy.error_handling.ignore_unknown_types, &self.ignore_unknown_types);

@@ -8,9 +8,12 @@ use crate::progress::{Display, State};
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
 use lifeboat_kopia::policy::PolicyTree;
 use lifeboat_kopia::repo::Repository;
-use lifeboat_kopia::snapshot::{SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{IncompleteReason, SnapshotManifest, SourceInfo};
 use lifeboat_repository::Repository as _;
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_uploader::{
@@ -54,6 +57,24 @@ pub struct CreateArgs {
     /// Fail with the first entry that cannot be read
     #[arg(long)]
     pub fail_fast: bool,
+    /// Run the commands that policies name although the connection does not allow it
+    #[arg(long, conflicts_with = "force_disable_actions")]
+    pub force_enable_actions: bool,
+    /// Run no commands that policies name
+    #[arg(long)]
+    pub force_disable_actions: bool,
+    /// Read so many percent of the files, chosen by chance, although they look unchanged
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = parse_percent)]
+    pub force_hash: f64,
+    /// End with an incomplete snapshot, which the next one goes on from, after so many MiB of new data; 0 is no limit
+    #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "stdin_file")]
+    pub upload_limit_mb: u32,
+    /// Note this as the time when the snapshot was begun, as '2026-01-31 18:30:00 UTC'
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    pub start_time: Option<Timestamp>,
+    /// Note this as the time when the snapshot was finished
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    pub end_time: Option<Timestamp>,
     /// Keep only what kopia keeps: no extended attributes, hard links, devices, pipes, sockets, holes, names that
     /// are not UTF-8
     #[arg(long)]
@@ -79,10 +100,67 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn parse_percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("a percentage is a number from 0 to 100".to_owned()),
+    }
+}
+
+/// A moment as snapshots are listed with it, in UTC or in the time zone of this machine; or as in RFC 3339.
+fn parse_moment(text: &str) -> Result<Timestamp, String> {
+    let as_listed = || {
+        let (time, zone) = text.rsplit_once(' ')?;
+        let time = DateTime::strptime("%Y-%m-%d %H:%M:%S", time).ok()?;
+        if ["UTC", "GMT"].contains(&zone) {
+            return TimeZone::UTC.to_timestamp(time).ok();
+        }
+        // When clocks are set back, an hour happens twice: the name of the zone tells which one it is.
+        let here = TimeZone::system();
+        let found = [here.to_ambiguous_timestamp(time).earlier(), here.to_ambiguous_timestamp(time).later()];
+        let is_meant = |moment: &Timestamp| here.to_offset_info(*moment).abbreviation() == zone;
+        found.into_iter().flatten().find(is_meant)
+    };
+    text.parse().ok().or_else(as_listed).ok_or_else(|| {
+        "a time is written as 2026-01-31 18:30:00 UTC, in UTC or the time zone of this machine, or as \
+         2026-01-31T18:30:00+01:00"
+            .to_owned()
+    })
+}
+
+/// Notes other times than the real ones. If only one is given, the snapshot took as long as it did.
+fn set_times(
+    manifest: &mut SnapshotManifest,
+    start: Option<Timestamp>,
+    end: Option<Timestamp>,
+) -> Result<()> {
+    let begun = manifest.start_time;
+    let took = begun.duration_until(manifest.end_time);
+    let (start, end) = match (start, end) {
+        (None, None) => return Ok(()),
+        (Some(start), None) => (start, start.checked_add(took)?),
+        (None, Some(end)) => (end.checked_sub(took)?, end),
+        (Some(start), Some(end)) => (start, end),
+    };
+    (manifest.start_time, manifest.end_time) = (start, end);
+    // Whether extended attributes changed since the snapshot goes by the real time.
+    if let Some(extras) = manifest.root_entry.as_mut().and_then(|root| root.extras.as_mut()) {
+        extras.begun = Some(begun);
+    }
+    Ok(())
+}
+
 pub fn run(session: &Session, args: &CreateArgs) -> Result<()> {
+    if let (Some(start), Some(end)) = (args.start_time, args.end_time)
+        && start > end
+    {
+        bail!("--start-time is after --end-time");
+    }
+    let allowed = session.connection()?.enable_actions;
+    let actions = (allowed || args.force_enable_actions) && !args.force_disable_actions;
     let repository = session.open()?;
     let cancel = session.cancel_on_signal();
-    let creation = Creation { session, repository: &repository, args, cancel };
+    let creation = Creation { session, repository: &repository, args, actions, cancel };
     let outcome = creation.sources().and_then(|sources| {
         sources.iter().try_for_each(|(path, source)| creation.create(path, source.clone()))
     });
@@ -94,6 +172,8 @@ struct Creation<'a> {
     session: &'a Session,
     repository: &'a Repository,
     args: &'a CreateArgs,
+    /// Whether commands of policies are run.
+    actions: bool,
     cancel: Cancel,
 }
 
@@ -134,6 +214,12 @@ impl Creation<'_> {
     }
 
     fn create(&self, path: &Path, source: SourceInfo) -> Result<()> {
+        if self.args.upload_limit_mb > 0 && is_device(path) {
+            bail!(
+                "--upload-limit-mb is for directories: a volume like {} is whole or not at all",
+                path.display()
+            );
+        }
         let started = Instant::now();
         let interface = KopiaRepository::new(self.repository.clone());
         let policies = policy::tree(self.session, self.repository, &source)?;
@@ -150,6 +236,7 @@ impl Creation<'_> {
         let mut manifest = taken.with_context(|| format!("snapshot of {} failed", path.display()))?;
         manifest.tags = self.args.tags.iter().cloned().collect();
         manifest.update_pins(self.args.pin.iter().map(String::as_str), []);
+        set_times(&mut manifest, self.args.start_time, self.args.end_time)?;
         let is_identical = previous.as_deref() == manifest.root_object();
         if retention.ignore_identical_snapshots.unwrap_or(false) && is_identical {
             eprintln!("Not saved: nothing has changed since the previous snapshot");
@@ -199,8 +286,7 @@ impl Creation<'_> {
         }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let budget = self.session.budget().clone();
-        let is_device = std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_block_device());
-        if is_device {
+        if is_device(&path) {
             let options = BlockBackupOptions {
                 path,
                 source: source.clone(),
@@ -222,11 +308,18 @@ impl Creation<'_> {
             checkpoint_interval: Some(self.args.checkpoint_interval),
             estimate: self.session.display() == Display::Bar,
             fail_fast: self.args.fail_fast,
+            actions: self.actions,
+            force_hash: self.args.force_hash,
+            upload_limit: Some(u64::from(self.args.upload_limit_mb) << 20).filter(|limit| *limit > 0),
             threads: self.args.parallel,
             budget,
         };
         back_up(repository, &options, progress, &self.cancel)
     }
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// How far a backup is, in words close to Kopia's.
@@ -248,7 +341,12 @@ fn state(progress: &Progress, repository: &KopiaRepository) -> State {
 
 /// The snapshot is kept, but whoever took it has to know that something is missing.
 fn report_failures(manifest: &SnapshotManifest, path: &Path) -> Result<()> {
-    if !manifest.is_complete() {
+    if manifest.incomplete == IncompleteReason::LimitReached.as_str() {
+        eprintln!(
+            "Ended by --upload-limit-mb; the next snapshot of {} goes on from this one",
+            path.display()
+        );
+    } else if !manifest.is_complete() {
         bail!(
             "the backup of {} was cancelled; the next one goes on from the incomplete snapshot {}",
             path.display(),
@@ -273,4 +371,23 @@ fn report_failures(manifest: &SnapshotManifest, path: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_read_as_they_are_listed() {
+        let expected: Timestamp = "2026-01-31T18:30:00Z".parse().unwrap();
+        for text in ["2026-01-31 18:30:00 UTC", "2026-01-31T19:30:00+01:00", &output::time(expected)] {
+            assert_eq!(parse_moment(text), Ok(expected), "{text}");
+        }
+        for text in
+            ["", "yesterday", "2026-01-31 18:30:00", "2026-01-31 18:30:00 XYZ", "2026-02-31 18:30:00 UTC"]
+        {
+            assert!(parse_moment(text).is_err(), "{text}");
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! `snapshot list`.
 
 use super::parse_tag;
+use super::usage::{Meter, StorageStats};
 use crate::args::JsonArgs;
 use crate::commands::source_of;
 use crate::output;
 use crate::session::Session;
-use anyhow::Result;
+use crate::tree::Trees;
+use anyhow::{Context, Result};
 use clap::Args;
 use jiff::tz::TimeZone;
 use lifeboat_kopia::policy::{PolicySet, compute_retention};
@@ -43,6 +45,9 @@ pub struct ListArgs {
     /// Do not show why each one is kept
     #[arg(long)]
     pub no_retention: bool,
+    /// Count what each one takes in the repository beyond those listed before it; reads all directories
+    #[arg(long)]
+    pub storage_stats: bool,
     /// Show sizes in bytes
     #[arg(long)]
     pub no_human_readable: bool,
@@ -60,10 +65,11 @@ pub struct ListArgs {
     pub json: JsonArgs,
 }
 
-/// A snapshot and why it is kept.
+/// A snapshot, why it is kept, and what it takes if that is asked for.
 struct Kept {
     snapshot: SnapshotManifest,
     reasons: Vec<String>,
+    storage: Option<StorageStats>,
 }
 
 pub fn run(session: &Session, args: &ListArgs) -> Result<()> {
@@ -88,7 +94,11 @@ pub fn run(session: &Session, args: &ListArgs) -> Result<()> {
         is_wanted && args.tags.iter().all(|(name, value)| snapshot.tags.get(name) == Some(value))
     });
     let policies = session.wait(PolicySet::load(repository.manifests()))?;
-    let groups = by_source(found.snapshots, &policies, args);
+    let mut groups = by_source(found.snapshots, &policies, args);
+    if args.storage_stats {
+        let trees = Trees::of(session, repository)?;
+        groups.iter_mut().try_for_each(|group| measure(session, &trees, group))?;
+    }
     if args.json.json {
         let all = groups.iter().flatten();
         output::print_json_list(all.map(to_json))?;
@@ -128,8 +138,11 @@ fn by_source(snapshots: Vec<SnapshotManifest>, policies: &PolicySet, args: &List
         let retention = policies.effective(&source).map(|(policy, _)| policy.retention).unwrap_or_default();
         let kept = compute_retention(&group, &retention, &TimeZone::system());
         let kept = kept.into_iter().map(|kept| kept.reasons);
-        let mut group: Vec<Kept> =
-            group.into_iter().zip(kept).map(|(snapshot, reasons)| Kept { snapshot, reasons }).collect();
+        let mut group: Vec<Kept> = group
+            .into_iter()
+            .zip(kept)
+            .map(|(snapshot, reasons)| Kept { snapshot, reasons, storage: None })
+            .collect();
         // Programs get all of them, as from kopia; they see which ones are incomplete.
         group.retain(|kept| args.incomplete || args.json.json || kept.snapshot.is_complete());
         group.drain(..group.len().saturating_sub(args.max_results.unwrap_or(usize::MAX)));
@@ -141,11 +154,25 @@ fn by_source(snapshots: Vec<SnapshotManifest>, policies: &PolicySet, args: &List
     groups.into_iter().map(keep).filter(|group| !group.is_empty()).collect()
 }
 
+/// Counts what each snapshot of a source adds to those before it.
+fn measure(session: &Session, trees: &Trees, group: &mut [Kept]) -> Result<()> {
+    let mut meter = Meter::new(session, trees);
+    for Kept { snapshot, storage, .. } in group {
+        let root = snapshot.root_entry.as_ref().context("the snapshot has no root")?;
+        let measured = meter.measure(root);
+        *storage = Some(measured.with_context(|| format!("cannot measure snapshot {}", snapshot.id))?);
+    }
+    Ok(())
+}
+
 /// A snapshot as Kopia prints it: with its id, which is empty in storage, and why it is kept.
 fn to_json(kept: &Kept) -> Result<Value> {
     let mut value = serde_json::to_value(&kept.snapshot)?;
     if let Some(fields) = value.as_object_mut() {
         fields.insert("retentionReason".to_owned(), serde_json::to_value(&kept.reasons)?);
+        if let Some(storage) = &kept.storage {
+            fields.insert("storageStats".to_owned(), serde_json::to_value(storage)?);
+        }
     }
     Ok(value)
 }
@@ -179,7 +206,7 @@ fn print_source(group: &[Kept], args: &ListArgs) -> Result<()> {
                 last.pins.extend(snapshot.pins.iter().cloned());
             }
             None => rows.push(Row {
-                text: describe(snapshot, args, size_before),
+                text: describe(kept, args, size_before),
                 root,
                 reasons: kept.reasons.clone(),
                 pins: snapshot.pins.clone(),
@@ -213,7 +240,8 @@ fn size(snapshot: &SnapshotManifest) -> i64 {
     summary.or(root.map(|root| i64::try_from(root.size).unwrap_or(i64::MAX))).unwrap_or(0)
 }
 
-fn describe(snapshot: &SnapshotManifest, args: &ListArgs, size_before: i64) -> String {
+fn describe(kept: &Kept, args: &ListArgs, size_before: i64) -> String {
+    let snapshot = &kept.snapshot;
     let root = snapshot.root_entry.clone().unwrap_or_default();
     let mut bits = vec![output::time(snapshot.start_time), snapshot.root_object().unwrap_or("-").to_owned()];
     if !snapshot.is_complete() {
@@ -242,6 +270,11 @@ fn describe(snapshot: &SnapshotManifest, args: &ListArgs, size_before: i64) -> S
         if summary.failed > 0 {
             bits.push(format!("errors:{}", summary.failed));
         }
+    }
+    if let Some(StorageStats { new_data, .. }) = &kept.storage {
+        let size = output::bytes(new_data.packed_content_bytes);
+        bits.push(format!("new-data:{size} new-files:{}", new_data.file_objects));
+        bits.push(format!("new-dirs:{} compression:{:.1}%", new_data.dir_objects, new_data.saved()));
     }
     bits.join(" ")
 }

@@ -4,7 +4,7 @@ use crate::commands::policy;
 use crate::output::{self, bytes};
 use crate::session::Session;
 use crate::tree::Trees;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::connection::{Connection, load_password};
@@ -13,9 +13,11 @@ use lifeboat_kopia::policy::{PolicySet, save};
 use lifeboat_kopia::repo::Access;
 use lifeboat_kopia::snapshot::{self, DirEntry, DirWriter, SnapshotManifest, SourceInfo, SummaryBuilder};
 use lifeboat_primitives::compress::Compressor;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 
 /// How much of a file is in memory at once.
 const BUFFER: usize = 1 << 20;
@@ -41,6 +43,9 @@ pub struct MigrateArgs {
     /// Replace policies that are there
     #[arg(long)]
     pub overwrite_policies: bool,
+    /// How many sources are copied at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel: u16,
 }
 
 pub fn run(session: &Session, args: &MigrateArgs) -> Result<()> {
@@ -65,14 +70,48 @@ pub fn run(session: &Session, args: &MigrateArgs) -> Result<()> {
     for (at, snapshot) in from.snapshots().iter().enumerate().filter(|(_, s)| s.is_complete()) {
         latest.insert(snapshot.source.to_string(), at);
     }
+    let mut sources: BTreeMap<String, Vec<&SnapshotManifest>> = BTreeMap::new();
     for (at, snapshot) in from.snapshots().iter().enumerate() {
         let is_wanted = args.all || wanted.contains(&snapshot.source);
         let is_latest = latest.get(&snapshot.source.to_string()) == Some(&at);
         if is_wanted && snapshot.is_complete() && (!args.latest_only || is_latest) {
-            migrate(session, &from, &to, snapshot)?;
+            sources.entry(snapshot.source.to_string()).or_default().push(snapshot);
         }
     }
-    Ok(session.wait(to.repository.close())?)
+    let outcome = migrate_sources(session, &from, &to, sources.into_values().collect(), args.parallel);
+    session.wait(to.repository.close())?;
+    outcome
+}
+
+/// Copies the snapshots of each source, the oldest first. A source that fails keeps no other from being copied.
+fn migrate_sources(
+    session: &Session,
+    from: &Trees,
+    to: &Trees,
+    sources: Vec<Vec<&SnapshotManifest>>,
+    parallel: u16,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut failures = Vec::new();
+        while let Some(snapshots) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+            failures.extend(snapshots.iter().try_for_each(|old| migrate(session, from, to, old)).err());
+        }
+        failures
+    };
+    let mut failures: Vec<anyhow::Error> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
+        let ended = threads.into_iter().map(ScopedJoinHandle::join);
+        ended
+            .flat_map(|ended| ended.unwrap_or_else(|_| vec![anyhow!("a thread that copies has ended")]))
+            .collect()
+    });
+    let Some(last) = failures.pop() else { return Ok(()) };
+    failures.iter().for_each(output::print_error);
+    match failures.len() {
+        0 => Err(last),
+        others => Err(last.context(format!("{} sources could not be copied, the last one", others + 1))),
+    }
 }
 
 fn migrate_policies(

@@ -8,6 +8,7 @@ mod history;
 mod list;
 mod migrate;
 mod rewrite;
+mod usage;
 mod verify;
 
 use super::restore::{self, RestoreArgs};
