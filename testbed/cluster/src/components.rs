@@ -79,7 +79,10 @@ impl Components<'_> {
         Ok(self
             .built("kube-scheduler", "kube-scheduler")?
             .path("--kubeconfig", self.layout.kubeconfig())
-            .arg("--leader-elect=false"))
+            .arg("--leader-elect=false")
+            // A pod whose claim was bound while it was looked at is not heard of again; the usual five minutes are longer than
+            // tests allow an operation to get ready.
+            .arg("--pod-max-in-unschedulable-pods-duration=15s"))
     }
 
     pub(crate) fn dns(&self) -> Result<Process> {
