@@ -1,12 +1,16 @@
 //! `cargo xtask tools`: get what tests need, or show what there is.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lifeboat_tools::{Group, Outcome, TOOLS, Tool};
+use std::process::Command;
 
 /// What a plain `cargo xtask tools` and `cargo xtask test` install.
 pub const FOR_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Cluster];
 /// What `cargo xtask test --long` installs.
 pub const FOR_LONG_TESTS: &[Group] = &[Group::Peers, Group::Lint, Group::Cluster, Group::Long];
+
+/// The systems beside this one for which a part of the house is compiled.
+const RUST_TARGETS: &[&str] = &["x86_64-pc-windows-gnu"];
 
 /// Which tools.
 #[derive(Debug, clap::Args)]
@@ -31,11 +35,18 @@ pub fn main(args: &Args) -> Result<()> {
         list(&chosen);
         return Ok(());
     }
+    if args.names.is_empty() {
+        return install_groups(FOR_TESTS);
+    }
     install_all(&chosen)
 }
 
-/// Installs every tool of these groups.
+/// Installs every tool of these groups, and what the compiler needs for other systems.
 pub fn install_groups(groups: &[Group]) -> Result<()> {
+    let mut rustup = Command::new("rustup");
+    let status = rustup.args(["target", "add"]).args(RUST_TARGETS).status();
+    let status = status.context("start rustup: is it installed and in PATH?")?;
+    ensure!(status.success(), "rustup has no compiler for {}: {status}", RUST_TARGETS.join(", "));
     install_all(&of_groups(groups))
 }
 

@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("lifeboat-restic", &["lifeboat-blobs", "lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
     ("lifeboat-uploader", &["lifeboat-budget", "lifeboat-kopia", "lifeboat-repository"]),
+    ("lifeboat-restore-helper", &[]),
     ("lifeboat-api", &[]),
     ("lifeboat-exposer", &["lifeboat-api"]),
     (
@@ -32,13 +33,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "lifeboat-kopia",
             "lifeboat-repository",
             "lifeboat-restic",
+            "lifeboat-restore-helper",
             "lifeboat-uploader",
         ],
     ),
     ("lifeboat-node-agent", &["lifeboat-api", "lifeboat-datapath", "lifeboat-exposer"]),
     (
         "lifeboat-cli",
-        &["lifeboat-api", "lifeboat-budget", "lifeboat-datapath", "lifeboat-exposer", "lifeboat-node-agent"],
+        &[
+            "lifeboat-api",
+            "lifeboat-budget",
+            "lifeboat-datapath",
+            "lifeboat-exposer",
+            "lifeboat-node-agent",
+            "lifeboat-restore-helper",
+        ],
     ),
     (
         "lifeboat-repo-cli",

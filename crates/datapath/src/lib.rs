@@ -8,7 +8,6 @@
 
 pub mod legacy;
 pub mod location;
-pub mod marks;
 pub mod mover;
 pub mod observe;
 pub mod transfer;

@@ -14,7 +14,7 @@ pub const CANCELED: &str = "data path is canceled";
 pub const INTERRUPTED: &str = "the container was told to end";
 
 /// The file whose content becomes the termination message of the container.
-pub const TERMINATION_LOG: &str = "/dev/termination-log";
+pub use lifeboat_restore_helper::TERMINATION_LOG;
 
 /// Kubernetes keeps so many bytes of the termination message, the last ones.
 pub const MAX_TERMINATION_MESSAGE: usize = 4096;

@@ -81,6 +81,22 @@ pub const TOOLS: &[Tool] = &[
             stamps: &[("main.version", "0.18.1")],
         },
     },
+    // Windows: a linker for what is built for it, and something to run it on.
+    Tool {
+        name: "mingw",
+        version: "of the Debian release",
+        group: Group::Peers,
+        recipe: Recipe::Debian {
+            packages: &["gcc-mingw-w64-x86-64-win32"],
+            program: "/usr/bin/x86_64-w64-mingw32-gcc-win32",
+        },
+    },
+    Tool {
+        name: "wine",
+        version: "of the Debian release",
+        group: Group::Peers,
+        recipe: Recipe::Debian { packages: &["wine64"], program: "/usr/lib/wine/wine64" },
+    },
     // Further releases of peers, and peers of benchmarks.
     kopia("kopia-0.21.1", "0.21.1", Group::Long, "kopia-0.21.1", &[(KOPIA_VERSION, "0.21.1")]),
     kopia("kopia-0.19.0", "0.19.0", Group::Long, "kopia-0.19.0", &[(KOPIA_VERSION, "0.19.0")]),

@@ -10,7 +10,6 @@ mod events;
 pub use assignment::AssignmentError;
 pub use cluster::PrepareError;
 
-use crate::marks;
 use crate::transfer::{CHECKPOINT_INTERVAL, Meter, Transfer, TransferError};
 use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
 use assignment::{Assignment, Assigns, CompletionMark, Work};
@@ -26,6 +25,7 @@ use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_budget::Budget;
 use lifeboat_exposer::{Direction, Kind};
 use lifeboat_kopia::repo::Access;
+use lifeboat_restore_helper::marks;
 use lifeboat_uploader::Cancel;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -105,6 +105,7 @@ mod tests {
     }
 
     /// A snapshot may bring a link along that leads elsewhere.
+    #[cfg(unix)]
     #[test]
     fn a_link_in_the_place_of_the_marks_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
