@@ -95,9 +95,10 @@ impl fmt::Debug for CredentialSource {
 }
 
 impl CredentialSource {
-    pub(super) async fn new(credentials: &S3Credentials) -> Self {
+    /// In a region, whose services are asked where other ones have to be; without one the AWS tool chain is asked for it.
+    pub(super) async fn new(credentials: &S3Credentials, region: Option<&str>) -> Self {
         CredentialSource {
-            provider: provider(credentials).await,
+            provider: provider(credentials, region).await,
             renewable: !matches!(credentials, S3Credentials::Static { .. } | S3Credentials::Anonymous),
             cached: Mutex::new(None),
             asking: tokio::sync::Mutex::new(()),
@@ -161,7 +162,7 @@ fn trouble(error: &CredentialsError) -> Trouble {
     Trouble { kind, detail: format!("no credentials: {}", chain(error)), remedy }
 }
 
-async fn provider(credentials: &S3Credentials) -> Option<SharedCredentialsProvider> {
+async fn provider(credentials: &S3Credentials, region: Option<&str>) -> Option<SharedCredentialsProvider> {
     Some(match credentials {
         S3Credentials::Anonymous => return None,
         S3Credentials::Static { key_id, secret, token } => {
@@ -169,11 +170,14 @@ async fn provider(credentials: &S3Credentials) -> Option<SharedCredentialsProvid
             SharedCredentialsProvider::new(fixed)
         }
         S3Credentials::Environment => {
-            let config = aws_config::defaults(BehaviorVersion::latest()).load().await;
-            config.credentials_provider()?
+            let mut loader = aws_config::defaults(BehaviorVersion::latest());
+            if let Some(region) = region {
+                loader = loader.region(Region::new(region.to_owned()));
+            }
+            loader.load().await.credentials_provider()?
         }
         S3Credentials::Profile { name, file } => {
-            let config = ProviderConfig::with_default_region().await;
+            let config = surroundings(region).await;
             let mut builder = ProfileFileCredentialsProvider::builder().configure(&config);
             if let Some(name) = name {
                 builder = builder.profile_name(name);
@@ -186,18 +190,26 @@ async fn provider(credentials: &S3Credentials) -> Option<SharedCredentialsProvid
             }
             SharedCredentialsProvider::new(builder.build())
         }
-        S3Credentials::Role(role) => SharedCredentialsProvider::new(assume(role).await?),
+        S3Credentials::Role(role) => SharedCredentialsProvider::new(assume(role, region).await?),
     })
 }
 
-async fn assume(role: &AssumeRole) -> Option<RoleProvider> {
+/// A known region is not asked for: where there is no metadata service that could tell it, the question alone takes a second.
+async fn surroundings(region: Option<&str>) -> ProviderConfig {
+    match region {
+        Some(region) => ProviderConfig::without_region().with_region(Some(Region::new(region.to_owned()))),
+        None => ProviderConfig::with_default_region().await,
+    }
+}
+
+async fn assume(role: &AssumeRole, region: Option<&str>) -> Option<RoleProvider> {
     let mut loader = aws_config::defaults(BehaviorVersion::latest());
-    loader = loader.credentials_provider(Box::pin(provider(&role.with)).await?);
+    loader = loader.credentials_provider(Box::pin(provider(&role.with, region)).await?);
     if let Some(endpoint) = &role.endpoint {
         loader = loader.endpoint_url(endpoint);
     }
-    if let Some(region) = &role.region {
-        loader = loader.region(Region::new(region.clone()));
+    if let Some(region) = role.region.as_deref().or(region) {
+        loader = loader.region(Region::new(region.to_owned()));
     }
     Some(RoleProvider {
         service: aws_sdk_sts::Client::new(&loader.load().await),
@@ -312,12 +324,18 @@ mod tests {
             secret: "s3cr3t".to_owned(),
             token: None,
         };
-        let source = CredentialSource::new(&keys("key")).await;
+        let source = CredentialSource::new(&keys("key"), None).await;
         assert_eq!(source.current().await.unwrap().unwrap().secret_key, "s3cr3t");
         assert!(!source.discard());
         assert!(!format!("{:?} {source:?}", keys("key")).contains("s3cr3t"));
-        let broken = CredentialSource::new(&keys("ke\ny")).await.current().await.unwrap_err();
+        let broken = CredentialSource::new(&keys("ke\ny"), None).await.current().await.unwrap_err();
         assert_eq!(broken.kind, ErrorKind::Unauthenticated);
+    }
+
+    #[tokio::test]
+    async fn a_known_region_is_the_one_of_all_services() {
+        let known = format!("{:?}", surroundings(Some("eu-west-1")).await);
+        assert!(known.contains("eu-west-1"), "{known}");
     }
 
     #[tokio::test]
@@ -330,11 +348,16 @@ mod tests {
         for (name, expected) in [(None, ("A", None)), (Some("other".to_owned()), ("C", Some("E".to_owned())))]
         {
             let credentials = S3Credentials::Profile { name, file: Some(file.clone()) };
-            let current = CredentialSource::new(&credentials).await.current().await.unwrap().unwrap();
+            let current = CredentialSource::new(&credentials, Some("eu-west-1"))
+                .await
+                .current()
+                .await
+                .unwrap()
+                .unwrap();
             assert_eq!((current.key_id.as_str(), current.token.clone()), expected);
         }
         let missing = S3Credentials::Profile { name: Some("none".to_owned()), file: Some(file) };
-        let error = CredentialSource::new(&missing).await.current().await.unwrap_err();
+        let error = CredentialSource::new(&missing, Some("eu-west-1")).await.current().await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unauthenticated);
     }
 }

@@ -54,7 +54,7 @@ pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
         prefix: options.prefix.clone(),
         base: endpoint.base(&options.bucket, options.addressing, options.region.as_deref()),
         region: options.region.clone().unwrap_or_else(|| DEFAULT_REGION.to_owned()),
-        credentials: CredentialSource::new(&options.credentials).await,
+        credentials: CredentialSource::new(&options.credentials, options.region.as_deref()).await,
         encryption: options.encryption.clone(),
         storage_class: options.storage_class.clone(),
         checksums: options.checksums,

@@ -9,7 +9,7 @@ async fn s3(encryption: Encryption) -> S3 {
         prefix: "kopia/ns/".to_owned(),
         base: "https://b.example".to_owned(),
         region: "r".to_owned(),
-        credentials: CredentialSource::new(&S3Credentials::Anonymous).await,
+        credentials: CredentialSource::new(&S3Credentials::Anonymous, None).await,
         encryption,
         storage_class: Some("STANDARD_IA".to_owned()),
         checksums: Checksums::Off,
