@@ -1,5 +1,7 @@
 //! The keyed hash functions that name contents.
 
+mod lanes;
+
 use crate::{Error, Result};
 use aws_lc_rs::hmac as lc_hmac;
 use blake2b_simd::many as blake2b_many;
@@ -240,6 +242,10 @@ impl Hasher {
             Keyed::Blake2b(key) if inputs.len() > 1 => {
                 let params = blake2b_params(key);
                 let order = longest_first(inputs, out.len());
+                if lanes::suit(inputs) {
+                    let messages = order.iter().map(|&i| (i, inputs[i]));
+                    return lanes::hash(&params, messages, |i, hash| out[i] = self.digest(hash.as_bytes()));
+                }
                 let mut jobs: Vec<_> =
                     order.iter().map(|&i| blake2b_many::HashManyJob::new(&params, inputs[i])).collect();
                 blake2b_many::hash_many(jobs.iter_mut());
@@ -416,6 +422,22 @@ mod tests {
     fn debug_output_does_not_show_the_key() {
         let hasher = Hasher::new(HashAlgorithm::Blake2b256_128, b"top secret").unwrap();
         assert_eq!(format!("{hasher:?}"), "Hasher { algorithm: Blake2b256_128, .. }");
+    }
+
+    #[test]
+    fn a_few_long_messages_hash_side_by_side_like_one_by_one() {
+        let data: Vec<u8> = (0..1_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for count in 1..14 {
+            // Of many lengths, two of them equal, from where lanes are looked after on.
+            let length = |n: usize| lanes::LONG + n / 2 * 37_111 % 150_000;
+            let inputs: Vec<&[u8]> = (0..count).map(|n| &data[n * 1000..][..length(n)]).collect();
+            let hasher = Hasher::new(HashAlgorithm::Blake2b256, b"some key").unwrap();
+            assert_eq!(lanes::suit(&inputs), count > 2 && count <= 8 * hasher.lanes());
+            let mut batch = vec![Digest::default(); count];
+            hasher.hash_many(&inputs, &mut batch);
+            let single: Vec<Digest> = inputs.iter().map(|input| hasher.hash(input)).collect();
+            assert_eq!(batch, single, "{count}");
+        }
     }
 
     proptest! {
