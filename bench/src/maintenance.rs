@@ -65,6 +65,7 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
         "full maintenance",
         "limit MiB",
         "seconds",
+        "processor s",
         "own MiB",
         "with page cache MiB",
         "repository MiB",
@@ -75,12 +76,12 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
     let kopia_path = path("kopia");
     kopia.connect_filesystem(&kopia_path, &IDENTITY)?;
     let run = ["maintenance", "run", "--full", "--safety=none"];
-    let mut seconds = Vec::new();
+    let mut costs = Vec::new();
     for what in ["ours, first", "ours, again"] {
         let cost = measure(ours.command(run), limit_mib << 20, TIME_LIMIT)?;
         ensure!(cost.limited.ended, "maintenance did not end within {TIME_LIMIT:?}");
         table.row(shown(cost.row(what, Some(limit_mib), &path("ours"))?));
-        seconds.push(cost.seconds);
+        costs.push(cost);
     }
     let mut theirs = Vec::new();
     for what in ["kopia, first", "kopia, again"] {
@@ -94,13 +95,19 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
     }
     println!("{size:?}; the repository has {} MiB before maintenance", before >> 20);
     table.print();
-    let [first, again] = seconds[..] else { anyhow::bail!("there are two runs") };
-    for (cost, ours, what) in [(theirs.first(), first, "first"), (theirs.get(1), again, "again")] {
-        let Some(cost) = cost else { continue };
+    for ((cost, ours), what) in theirs.iter().zip(&costs).zip(["first", "again"]) {
         let at_least = if cost.limited.ended { "" } else { "more than " };
-        println!("{what}: kopia's time is {at_least}{} ours", ratio(cost.seconds, ours));
+        let (wall, processor) =
+            (ratio(cost.seconds, ours.seconds), ratio(cost.processor_seconds(), ours.processor_seconds()));
+        println!("{what}: kopia's time is {at_least}{wall} ours, its processor time {at_least}{processor}");
     }
-    println!("again took {:.1} % of the first run", again / first * 100.0);
+    let [first, again] = &costs[..] else { anyhow::bail!("there are two runs") };
+    let percent = |again: f64, first: f64| format!("{:.1} %", again / first * 100.0);
+    println!(
+        "again took {} of the first run, and {} of its processor time",
+        percent(again.seconds, first.seconds),
+        percent(again.processor_seconds(), first.processor_seconds())
+    );
     // What is left is whole, in the eyes of kopia.
     let check = Kopia::new(PASSWORD)?;
     check.connect_filesystem(&path("ours"), &IDENTITY)?;
@@ -111,7 +118,7 @@ pub fn run(size: Size, limit_mib: u64, kopia_limit: Duration, folder: Option<Pat
 }
 
 /// Says a row at once: a run takes long, and the next may fail.
-fn shown(row: [String; 7]) -> [String; 7] {
+fn shown(row: [String; 8]) -> [String; 8] {
     eprintln!("{}", row.join(" | "));
     row
 }
@@ -136,16 +143,28 @@ fn measure(command: Command, limit: u64, time_limit: Duration) -> Result<Cost> {
 }
 
 impl Cost {
-    fn row(&self, what: &str, limit: Option<u64>, repository: &Path) -> Result<[String; 7]> {
+    fn row(&self, what: &str, limit: Option<u64>, repository: &Path) -> Result<[String; 8]> {
         Ok([
             what.to_owned(),
             limit.map_or("none".to_owned(), |mib| mib.to_string()),
             format!("{:.1}", self.seconds),
+            format!("{:.1}", self.processor_seconds()),
             (self.limited.peak_own_bytes >> 20).to_string(),
             (self.limited.peak_bytes >> 20).to_string(),
             (bytes_below(repository)? >> 20).to_string(),
-            if self.limited.ended { "ok" } else { "stopped: time was up" }.to_owned(),
+            match self.limited.ended {
+                true => "done".to_owned(),
+                false => format!(
+                    "not done after {:.0} s wall and {:.0} s of processor time",
+                    self.seconds,
+                    self.processor_seconds()
+                ),
+            },
         ])
+    }
+
+    fn processor_seconds(&self) -> f64 {
+        self.limited.processor_time.as_secs_f64()
     }
 }
 

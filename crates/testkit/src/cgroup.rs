@@ -26,6 +26,8 @@ pub struct Limited {
     pub output: Output,
     /// Whether it ended by itself, or was killed when its time was up.
     pub ended: bool,
+    /// How long it kept processors busy.
+    pub processor_time: Duration,
     /// The most memory it was charged for, page cache included: near the limit for whoever reads big files.
     pub peak_bytes: u64,
     /// The most memory of its own (heap, stacks), without page cache and mapped files; sampled, so a lower bound.
@@ -46,7 +48,7 @@ pub fn run_limited_at_most(mut command: Command, limit_bytes: u64, time_limit: D
     let group = Group::create(limit_bytes).context("make a memory cgroup (this takes root)")?;
     enter(&mut command, File::options().write(true).open(group.path.join("cgroup.procs"))?);
     let done = AtomicBool::new(false);
-    let (output, peak_own_bytes) = std::thread::scope(|scope| {
+    let (run, peak_own_bytes) = std::thread::scope(|scope| {
         let sampler = scope.spawn(|| {
             let mut peak = 0;
             while !done.load(Ordering::Relaxed) {
@@ -55,14 +57,15 @@ pub fn run_limited_at_most(mut command: Command, limit_bytes: u64, time_limit: D
             }
             peak
         });
-        let output = process::run_at_most(command, time_limit);
+        let run = process::run_at_most(command, time_limit);
         done.store(true, Ordering::Relaxed);
-        (output, sampler.join().unwrap_or(0))
+        (run, sampler.join().unwrap_or(0))
     });
-    let (output, ended) = output?;
+    let process::Ended { output, by_itself, processor_time } = run?;
     Ok(Limited {
         output,
-        ended,
+        ended: by_itself,
+        processor_time,
         peak_bytes: group.peak_bytes()?,
         peak_own_bytes,
         oom_kills: group.oom_kills()?,

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -15,8 +16,10 @@ use std::time::{Duration, Instant};
 
 /// How much of a log an error message shows.
 const LOG_LINES: usize = 40;
-/// How long [`Daemon::wait_until`] waits: ample for any of our servers on a busy machine.
+/// How long [`Daemon::wait_until`] waits: ample for any of our servers on a busy machine, and for a process to be killed.
 const READY_LIMIT: Duration = Duration::from_secs(90);
+/// The unit of times in `/proc`: Linux shows them in hundredths of a second, whatever its own clock does.
+const TICK: Duration = Duration::from_millis(10);
 
 /// A server process that is killed when this value is dropped, and by the kernel if the test process dies first.
 #[derive(Debug)]
@@ -101,25 +104,52 @@ impl Drop for Daemon {
 /// Runs a command to its end, at most for `limit`, and returns what it printed whether it succeeded or not.
 pub fn run(command: Command, limit: Duration) -> Result<Output> {
     let shown = display(&command);
-    let (output, ended) = run_at_most(command, limit)?;
-    ensure!(ended, "{shown}\n{}\ndid not end within {limit:?}", last_lines(&output.stderr, LOG_LINES));
+    let Ended { output, by_itself, .. } = run_at_most(command, limit)?;
+    ensure!(by_itself, "{shown}\n{}\ndid not end within {limit:?}", last_lines(&output.stderr, LOG_LINES));
     Ok(output)
 }
 
-/// Runs a command for as long as it takes, or kills it after `limit`; says what it printed and whether it ended by itself.
-pub fn run_at_most(mut command: Command, limit: Duration) -> Result<(Output, bool)> {
+/// How a command ended, and what it took.
+#[derive(Debug)]
+pub struct Ended {
+    /// What it printed, and its status.
+    pub output: Output,
+    /// Whether it ended by itself, or was killed when its time was up.
+    pub by_itself: bool,
+    /// How long it kept processors busy, together with the processes that it waited for: what other work on the machine
+    /// hardly changes.
+    pub processor_time: Duration,
+}
+
+/// Runs a command for as long as it takes, or kills it after `limit`.
+pub fn run_at_most(mut command: Command, limit: Duration) -> Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     die_with_parent(&mut command);
     let mut child = command.spawn().with_context(|| format!("start {}", display(&command)))?;
     let stdout = drain(child.stdout.take());
     let stderr = drain(child.stderr.take());
-    let ended = has_ended(&mut child, limit)?;
-    if !ended {
+    let by_itself = has_ended(&child, limit)?;
+    if !by_itself {
         child.kill()?;
+        ensure!(has_ended(&child, READY_LIMIT)?, "{} cannot be killed", display(&command));
     }
+    let processor_time = processor_time(child.id())?;
     let status = child.wait()?;
     let output = |reader: JoinHandle<Vec<u8>>| reader.join().unwrap_or_default();
-    Ok((Output { status, stdout: output(stdout), stderr: output(stderr) }, ended))
+    let output = Output { status, stdout: output(stdout), stderr: output(stderr) };
+    Ok(Ended { output, by_itself, processor_time })
+}
+
+/// What a process has used, also one that has ended and that nobody has waited for.
+fn processor_time(pid: u32) -> Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // The second field is the name of the program, in brackets; fields 14 to 17 are the times: of its own in the program
+    // and in the kernel, and the same of its children.
+    let (_, fields) = text.rsplit_once(')').with_context(|| format!("{path} has no name: {text}"))?;
+    let times: Vec<u32> =
+        fields.split_whitespace().skip(11).take(4).map(str::parse).collect::<Result<_, _>>()?;
+    Ok(TICK * times.into_iter().sum())
 }
 
 /// Like [`run`], but a command that does not succeed is an error with what it printed.
@@ -157,12 +187,13 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Whether the child ends within the limit.
-fn has_ended(child: &mut Child, limit: Duration) -> Result<bool> {
+/// Whether the child ends within the limit. It is left to be waited for: until then the kernel tells what it has used.
+fn has_ended(child: &Child, limit: Duration) -> Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(1);
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     while started.elapsed() < limit {
-        if child.try_wait()?.is_some() {
+        if waitid(WaitId::Pid(Pid::from_child(child)), look)?.is_some() {
             return Ok(true);
         }
         std::thread::sleep(pause);
@@ -214,6 +245,17 @@ mod tests {
     fn a_command_that_hangs_is_ended() {
         let error = run(shell("echo stuck >&2; exec sleep 600"), Duration::from_millis(300)).unwrap_err();
         assert!(format!("{error:#}").contains("did not end within"), "{error:#}");
+    }
+
+    #[test]
+    fn what_a_command_has_used_is_told_whether_it_ended_or_was_killed() {
+        let busy = "while :; do :; done";
+        let killed = run_at_most(shell(busy), Duration::from_secs(2)).unwrap();
+        assert!(!killed.by_itself && killed.processor_time > Duration::ZERO, "{killed:?}");
+        let child = format!("echo out; timeout 2 sh -c '{busy}'; exit 3");
+        let ended = run_at_most(shell(&child), LIMIT).unwrap();
+        assert!(ended.by_itself && ended.processor_time > Duration::ZERO, "{ended:?}");
+        assert_eq!((ended.output.stdout.as_slice(), ended.output.status.code()), (&b"out\n"[..], Some(3)));
     }
 
     #[test]
