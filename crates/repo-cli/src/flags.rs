@@ -1,4 +1,5 @@
 //! Kopia's commands and flags beside ours: each is here, or in a table with the reason, and in the manual.
+#![allow(clippy::unwrap_used)]
 
 use crate::args::Cli;
 use clap::CommandFactory;
@@ -84,9 +85,9 @@ const CACHE_LIMITS: &[&str] = &[
 
 /// The commands that kopia has, and the flags of each, also those that it takes everywhere.
 fn kopias() -> BTreeMap<String, BTreeSet<String>> {
-    let kopia = Kopia::new("unused").expect("there is no kopia");
+    let kopia = Kopia::new("unused").unwrap();
     let help = |words: &[&str]| {
-        let output = kopia.run(words).expect("kopia does not tell its flags");
+        let output = kopia.run(words).unwrap();
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     };
     let all = help(&["--help-long"]);

@@ -57,7 +57,7 @@ fn parse_when_at(text: &str, now: &Zoned) -> Result<When, String> {
         _ => {}
     }
     if let Some(span) = text.strip_suffix("-ago").and_then(parse_ago) {
-        let day = now.date().checked_sub(span).and_then(|day| day.tomorrow()).map_err(wrong)?;
+        let day = now.date().checked_sub(span).and_then(Date::tomorrow).map_err(wrong)?;
         return midnight(day);
     }
     if let Ok(moment) = parse_moment(text) {

@@ -8,6 +8,7 @@ use common::Ours;
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::tree::Random;
 use rustix::fs::{FileType, Mode, XattrFlags};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -97,6 +98,12 @@ struct Entry {
     content: Vec<u8>,
 }
 
+/// Extended attributes.
+type Attributes = BTreeMap<String, Vec<u8>>;
+type TarEntries = BTreeMap<Vec<u8>, (Entry, Attributes)>;
+/// Mode, seconds and content of each.
+type ZipEntries = BTreeMap<String, (u32, u32, Vec<u8>)>;
+
 /// The mode in a header, also where it is Go's own number: then it is binary, and has its special bits elsewhere.
 fn mode_of(header: &tar::Header) -> u32 {
     if let Ok(mode) = header.mode() {
@@ -112,7 +119,7 @@ fn from_go(mode: u32) -> u32 {
 }
 
 /// The entries of a tar archive, and the extended attributes of each.
-fn read_tar(reader: impl Read) -> Result<BTreeMap<Vec<u8>, (Entry, BTreeMap<String, Vec<u8>>)>> {
+fn read_tar(reader: impl Read) -> Result<TarEntries> {
     let mut found = BTreeMap::new();
     for entry in tar::Archive::new(reader).entries()? {
         let mut entry = entry?;
@@ -132,7 +139,7 @@ fn read_tar(reader: impl Read) -> Result<BTreeMap<Vec<u8>, (Entry, BTreeMap<Stri
             mode: mode_of(&header),
             owner: (owner("uid", header.uid()?), owner("gid", header.gid()?)),
             seconds: number("mtime").unwrap_or(header.mtime()? as f64).round() as u64,
-            link: entry.link_name_bytes().map(|name| name.into_owned()).unwrap_or_default(),
+            link: entry.link_name_bytes().map(Cow::into_owned).unwrap_or_default(),
             content: Vec::new(),
         };
         let path = entry.path_bytes().into_owned();
@@ -228,8 +235,8 @@ fn tar_archives_keep_what_kopia_does_not_and_say_what_they_cannot() -> Result<()
     Ok(())
 }
 
-/// The entries of a zip archive: mode, seconds and content.
-fn read_zip(path: &Path) -> Result<BTreeMap<String, (u32, u32, Vec<u8>)>> {
+/// The entries of a zip archive.
+fn read_zip(path: &Path) -> Result<ZipEntries> {
     let mut archive = zip::ZipArchive::new(File::open(path)?)?;
     let mut found = BTreeMap::new();
     for number in 0..archive.len() {
