@@ -15,8 +15,9 @@ use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{ErrorKind, Id, Repository, Secret};
 use lifeboat_restic::ResticRepository;
 use lifeboat_uploader::{
-    BackupOptions, BlockBackupOptions, BlockRestoreOptions, Cancel, RestoreOptions, apply_retention, back_up,
-    back_up_block, find_snapshots, load_snapshot, restore, restore_block, save_snapshot,
+    BackupOptions, BlockBackupOptions, BlockRestoreOptions, Cancel, LogDetails, RestoreOptions,
+    apply_retention, back_up, back_up_block, find_snapshots, load_snapshot, restore, restore_block,
+    save_snapshot,
 };
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
@@ -287,6 +288,9 @@ impl Transfer {
                     parents: parents(&interface, &source, backup.requester)?,
                     description: velero::DESCRIPTION.to_owned(),
                     extras: true,
+                    // A volume belongs to whoever runs in the pod, the repository to the cluster.
+                    placeholders: false,
+                    log_details: LogDetails::default(),
                     checkpoint_interval: Some(self.checkpoint_interval),
                     estimate: true,
                     fail_fast: true,
@@ -305,6 +309,7 @@ impl Transfer {
                     source: source.clone(),
                     policy: (**policies.policy()).clone(),
                     changes: None,
+                    actions: false,
                     description: velero::DESCRIPTION.to_owned(),
                     threads: backup.parallel_files,
                     budget: self.budget.clone(),

@@ -3,7 +3,7 @@
 use crate::commands::benchmark::BenchmarkCommand;
 use crate::commands::blob::BlobCommand;
 use crate::commands::cache::{CacheCommand, CacheSizes};
-use crate::commands::client::{SetClientArgs, SetParametersArgs, ThrottleCommand};
+use crate::commands::client::{SetClientArgs, SetParametersArgs, ThrottleCommand, parse_limit};
 use crate::commands::content::ContentCommand;
 use crate::commands::diff::DiffArgs;
 use crate::commands::find::FindArgs;
@@ -13,6 +13,7 @@ use crate::commands::logs::LogsCommand;
 use crate::commands::maintenance::MaintenanceCommand;
 use crate::commands::manifest::ManifestCommand;
 use crate::commands::mount::MountArgs;
+use crate::commands::parse_duration;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 #[cfg(feature = "restic")]
@@ -24,6 +25,7 @@ use crate::commands::sync::SyncArgs;
 use crate::commands::upgrade::UpgradeCommand;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Back up directories into Kopia-compatible repositories, and get them back.
 #[derive(Debug, Parser)]
@@ -66,8 +68,20 @@ pub struct Global {
     #[arg(long, global = true, env = "KOPIA_REPO_UPGRADE_NO_BLOCK", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
     pub upgrade_no_block: bool,
     /// How much to say: error, warn, info, debug, trace
-    #[arg(long, global = true, default_value = "warn")]
+    #[arg(long, global = true, default_value = "warn", value_name = "LEVEL")]
     pub log_level: tracing::Level,
+    /// How much to write into the file of --log-dir or --log-file
+    #[arg(long, global = true, default_value = "debug", value_name = "LEVEL")]
+    pub file_log_level: tracing::Level,
+    /// Also write what happens into this file, which is made anew
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "log_dir")]
+    pub log_file: Option<PathBuf>,
+    /// Write no log, whatever the environment says
+    #[arg(long, global = true, hide = true, conflicts_with = "log_file")]
+    pub disable_file_logging: bool,
+    /// Keep no log in the repository, as always
+    #[arg(long, global = true, hide = true)]
+    pub disable_content_log: bool,
     /// Also write what happens, in more detail, into a new file below this folder
     #[arg(long, global = true, value_name = "DIR", env = "KOPIA_LOG_DIR")]
     pub log_dir: Option<PathBuf>,
@@ -213,7 +227,7 @@ pub struct StatusArgs {
 pub struct CreateArgs {
     /// Where.
     #[command(subcommand)]
-    pub storage: Storage,
+    pub to: Place,
     /// Hash of contents
     #[arg(long, global = true, default_value = "BLAKE2B-256-128", value_name = "ALGO")]
     pub block_hash: String,
@@ -238,6 +252,12 @@ pub struct CreateArgs {
     /// How the password becomes a key
     #[arg(long, global = true, default_value = "scrypt-65536-8-1", value_name = "ALGO")]
     pub format_block_key_derivation_algorithm: String,
+    /// Lock what is written against deletion; the bucket must allow it
+    #[arg(long, global = true, value_parser = ["governance", "compliance"], requires = "retention_period")]
+    pub retention_mode: Option<String>,
+    /// For how long
+    #[arg(long, global = true, value_parser = parse_duration, value_name = "TIME", requires = "retention_mode")]
+    pub retention_period: Option<Duration>,
     /// How this machine connects to it.
     #[command(flatten)]
     pub connection: ConnectionArgs,
@@ -248,16 +268,16 @@ pub struct CreateArgs {
 pub struct ConnectArgs {
     /// Where.
     #[command(subcommand)]
-    pub to: ConnectTo,
+    pub to: Place,
     /// How this machine connects to it.
     #[command(flatten)]
     pub connection: ConnectionArgs,
 }
 
-/// Where a repository is that is there already.
+/// A storage, as flags describe it or as another connection does.
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant)] // there is one of it
-pub enum ConnectTo {
+pub enum Place {
     /// In a storage.
     #[command(flatten)]
     Storage(Storage),
@@ -310,6 +330,12 @@ pub struct ConnectionArgs {
     /// Free text about the repository
     #[arg(long, global = true)]
     pub description: Option<String>,
+    /// Read no more than so many bytes a second
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_limit)]
+    pub max_download_speed: Option<f64>,
+    /// Write no more than so many bytes a second
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_limit)]
+    pub max_upload_speed: Option<f64>,
     /// Do not keep the password beside the connection file
     #[arg(long, global = true)]
     pub no_persist_credentials: bool,
@@ -326,6 +352,18 @@ pub enum Storage {
         /// All files in one folder
         #[arg(long)]
         flat: bool,
+        /// Permissions of files that are made, in octal
+        #[arg(long, value_name = "MODE", default_value = "0600", value_parser = parse_mode)]
+        file_mode: u32,
+        /// Permissions of folders that are made, in octal
+        #[arg(long, value_name = "MODE", default_value = "0700", value_parser = parse_mode)]
+        dir_mode: u32,
+        /// The number of the user whom files that are made belong to
+        #[arg(long, value_name = "USER")]
+        owner_uid: Option<u32>,
+        /// The number of the group that files that are made belong to
+        #[arg(long, value_name = "GROUP")]
+        owner_gid: Option<u32>,
     },
     /// In a bucket of Amazon S3 or a store that speaks its protocol
     S3(S3Args),
@@ -340,25 +378,50 @@ pub enum Storage {
         /// File with the service account's key
         #[arg(long)]
         credentials_file: Option<PathBuf>,
+        /// Keep the key itself in the connection file, which only you can read
+        #[arg(long, requires = "credentials_file")]
+        embed_credentials: bool,
+        /// Ask for no right to write
+        #[arg(long)]
+        read_only: bool,
     },
     /// In a container of Azure Blob Storage
-    Azure {
-        /// The container
-        #[arg(long)]
-        container: String,
-        /// What the names of all blobs start with
-        #[arg(long)]
-        prefix: Option<String>,
-        /// The storage account
-        #[arg(long, env = "AZURE_STORAGE_ACCOUNT")]
-        storage_account: String,
-        /// The account's key
-        #[arg(long, env = "AZURE_STORAGE_KEY", hide_env_values = true)]
-        storage_key: Option<String>,
-        /// A shared access signature
-        #[arg(long, env = "AZURE_STORAGE_SAS_TOKEN", hide_env_values = true)]
-        sas_token: Option<String>,
-    },
+    Azure(AzureArgs),
+}
+
+/// A container and how to reach it.
+#[derive(Debug, Args)]
+pub struct AzureArgs {
+    /// The container
+    #[arg(long)]
+    pub container: String,
+    /// What the names of all blobs start with
+    #[arg(long)]
+    pub prefix: Option<String>,
+    /// The storage account
+    #[arg(long, env = "AZURE_STORAGE_ACCOUNT")]
+    pub storage_account: String,
+    /// The account's key
+    #[arg(long, env = "AZURE_STORAGE_KEY", hide_env_values = true)]
+    pub storage_key: Option<String>,
+    /// A shared access signature
+    #[arg(long, env = "AZURE_STORAGE_SAS_TOKEN", hide_env_values = true)]
+    pub sas_token: Option<String>,
+    /// What follows the account in the name of the host
+    #[arg(long, env = "AZURE_STORAGE_DOMAIN")]
+    pub storage_domain: Option<String>,
+    /// The tenant of a service principal or workload identity
+    #[arg(long, env = "AZURE_TENANT_ID")]
+    pub tenant_id: Option<String>,
+    /// Its client id
+    #[arg(long, env = "AZURE_CLIENT_ID")]
+    pub client_id: Option<String>,
+    /// Its secret
+    #[arg(long, env = "AZURE_CLIENT_SECRET", hide_env_values = true)]
+    pub client_secret: Option<String>,
+    /// File with the token of a workload identity
+    #[arg(long, env = "AZURE_FEDERATED_TOKEN_FILE")]
+    pub azure_federated_token_file: Option<String>,
 }
 
 /// A bucket and how to reach it.
@@ -394,6 +457,9 @@ pub struct S3Args {
     /// File with the certificate of a private authority
     #[arg(long)]
     pub root_ca_pem_path: Option<PathBuf>,
+    /// The same certificate itself, in base64
+    #[arg(long, env = "ROOT_CA_PEM_BASE64", value_name = "BASE64", conflicts_with = "root_ca_pem_path")]
+    pub root_ca_pem_base64: Option<String>,
 }
 
 /// Where the quick start plays.
@@ -402,4 +468,11 @@ pub struct QuickstartArgs {
     /// A folder to be made; by default one in the temporary folder
     #[arg(long)]
     pub folder: Option<PathBuf>,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("permissions are an octal number up to 0777".to_owned()),
+    }
 }

@@ -2,14 +2,18 @@
 
 #![forbid(unsafe_code)]
 
+mod archive;
 mod args;
 mod commands;
+#[cfg(test)]
+mod flags;
 mod mount;
 mod output;
 mod progress;
 mod session;
 mod storage;
 mod tree;
+mod when;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -32,21 +36,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs to the terminal and, if a folder is given, into a file of it, where Kopia would put it too.
+/// Logs to the terminal and, if one is wanted, into a file; one in a folder is where Kopia would put it too.
 fn start_log(global: &args::Global) -> Result<()> {
     let terminal = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_filter(LevelFilter::from_level(global.log_level));
-    let file = match &global.log_dir {
-        None => None,
-        Some(folder) => {
+    let path = match (&global.log_file, &global.log_dir) {
+        (Some(file), _) => Some(file.clone()),
+        (None, Some(folder)) if !global.disable_file_logging => {
             let folder = folder.join("cli-logs");
             std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
             let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S");
-            let path = folder.join(format!("lifeboat-repo-{now}-{}.log", std::process::id()));
+            Some(folder.join(format!("lifeboat-repo-{now}-{}.log", std::process::id())))
+        }
+        _ => None,
+    };
+    let file = match path {
+        None => None,
+        Some(path) => {
             let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
             let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(Arc::new(file));
-            Some(layer.with_filter(LevelFilter::DEBUG))
+            Some(layer.with_filter(LevelFilter::from_level(global.file_log_level)))
         }
     };
     tracing_subscriber::registry().with(terminal).with(file).init();

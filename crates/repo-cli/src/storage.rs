@@ -11,7 +11,7 @@ const OLD_SHARDS: [u32; 2] = [3, 3];
 /// The storage and a sentence about it. What is made there for `format_version`, others can read who know no later one.
 pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(StorageInfo, String)> {
     let (kind, config) = match storage {
-        Storage::Filesystem { path, flat } => {
+        Storage::Filesystem { path, flat, file_mode, dir_mode, owner_uid, owner_gid } => {
             let path =
                 std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
             let path = path.to_str().context("the path of the repository is not valid UTF-8")?;
@@ -20,29 +20,49 @@ pub fn describe(storage: &Storage, format_version: Option<u8>) -> Result<(Storag
                 Some(1) => json!(OLD_SHARDS),
                 _ => Value::Null,
             };
-            let config = object([
+            let mut config = object([
                 ("path", json!(path)),
-                ("fileMode", json!(0o600)),
-                ("dirMode", json!(0o700)),
+                ("fileMode", json!(file_mode)),
+                ("dirMode", json!(dir_mode)),
                 ("dirShards", shards),
             ]);
+            for (name, number) in [("uid", owner_uid), ("gid", owner_gid)] {
+                config.extend(number.map(|number| (name.to_owned(), json!(number))));
+            }
             ("filesystem", config)
         }
         Storage::S3(s3) => ("s3", s3_config(s3)?),
-        Storage::Gcs { bucket, prefix, credentials_file } => {
-            let file = credentials_file.as_ref().map(|file| file.to_string_lossy().into_owned());
-            let fields = [("prefix", prefix.clone()), ("credentialsFile", file)];
-            ("gcs", with_given(object([("bucket", json!(bucket))]), fields))
+        Storage::Gcs { bucket, prefix, credentials_file, embed_credentials, read_only } => {
+            let mut config = object([("bucket", json!(bucket))]);
+            if *read_only {
+                config.insert("readOnly".to_owned(), json!(true));
+            }
+            let file = match credentials_file {
+                Some(file) if *embed_credentials => {
+                    let failed = || format!("cannot read credentials from {}", file.display());
+                    let text = std::fs::read(file).with_context(failed)?;
+                    let credentials: Value = serde_json::from_slice(&text).with_context(failed)?;
+                    config.insert("credentials".to_owned(), credentials);
+                    None
+                }
+                file => file.as_ref().map(|file| file.to_string_lossy().into_owned()),
+            };
+            ("gcs", with_given(config, [("prefix", prefix.clone()), ("credentialsFile", file)]))
         }
-        Storage::Azure { container, prefix, storage_account, storage_key, sas_token } => {
+        Storage::Azure(azure) => {
             let fields = [
-                ("prefix", prefix.clone()),
-                ("storageKey", storage_key.clone()),
-                ("sasToken", sas_token.clone()),
+                ("prefix", azure.prefix.clone()),
+                ("storageKey", azure.storage_key.clone()),
+                ("sasToken", azure.sas_token.clone()),
+                ("storageDomain", azure.storage_domain.clone()),
+                ("TenantID", azure.tenant_id.clone()),
+                ("ClientID", azure.client_id.clone()),
+                ("ClientSecret", azure.client_secret.clone()),
+                ("azureFederatedTokenFile", azure.azure_federated_token_file.clone()),
             ];
-            let config =
-                object([("container", json!(container)), ("storageAccount", json!(storage_account))]);
-            ("azureBlob", with_given(config, fields))
+            let names =
+                [("container", json!(azure.container)), ("storageAccount", json!(azure.storage_account))];
+            ("azureBlob", with_given(object(names), fields))
         }
     };
     let info = StorageInfo {
@@ -76,6 +96,11 @@ fn s3_config(s3: &S3Args) -> Result<Map<String, Value>> {
     if let Some(path) = &s3.root_ca_pem_path {
         let pem = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         config.insert("rootCA".to_owned(), json!(lifeboat_kopia::gojson::Base64(pem)));
+    }
+    if let Some(text) = &s3.root_ca_pem_base64 {
+        let pem: lifeboat_kopia::gojson::Base64 =
+            serde_json::from_value(json!(text)).context("--root-ca-pem-base64 is not base64")?;
+        config.insert("rootCA".to_owned(), json!(pem));
     }
     Ok(with_given(
         config,

@@ -1,6 +1,7 @@
 //! Finding one's way in snapshots: from what people type to an entry, and from a directory to what is in it.
 
 use crate::session::Session;
+use crate::when::When;
 use anyhow::{Context, Result, bail};
 use lifeboat_kopia::object::ObjectId;
 use lifeboat_kopia::repo::Repository;
@@ -61,10 +62,33 @@ impl Trees {
     /// The entry that `text` names: a snapshot, a directory or an object by its id, or a path inside it
     /// (`id/some/path`); or a path of this machine, which stands for its latest snapshot.
     pub fn entry(&self, text: &str) -> Result<DirEntry> {
+        self.entry_at(text, When::Latest)
+    }
+
+    /// The same, where a path of this machine stands for its snapshot of another time.
+    pub fn entry_at(&self, text: &str, when: When) -> Result<DirEntry> {
         let (id, path) = text.split_once('/').unwrap_or((text, ""));
         match self.root(id)? {
             Some(root) => self.browser().lookup(root, id, path),
-            None => self.latest(text),
+            None => self.of_path(text, when),
+        }
+    }
+
+    /// Whether `text` names something by an id, and not by a path of this machine.
+    pub fn is_id(&self, text: &str) -> Result<bool> {
+        Ok(self.root(text.split_once('/').map_or(text, |(id, _)| id))?.is_some())
+    }
+
+    /// Fails if several snapshots have the root object that `text` names, and do not say the same about it.
+    pub fn check_consistent(&self, text: &str) -> Result<()> {
+        let id = text.split_once('/').map_or(text, |(id, _)| id);
+        let found = self.snapshots_called(id).unwrap_or_default();
+        match found.windows(2).all(|pair| pair[0].root_entry == pair[1].root_entry) {
+            true => Ok(()),
+            false => bail!(
+                "{} snapshots have the root {id}, with different attributes; name one of them by its own id",
+                found.len()
+            ),
         }
     }
 
@@ -90,8 +114,8 @@ impl Trees {
         Ok(Some(DirEntry { object: id.to_owned(), entry_type, mode, ..DirEntry::default() }))
     }
 
-    /// The entry of a path of this machine in the latest complete snapshot that has it.
-    fn latest(&self, text: &str) -> Result<DirEntry> {
+    /// The entry of a path of this machine in the complete snapshot of that time that has it.
+    fn of_path(&self, text: &str, when: When) -> Result<DirEntry> {
         let unknown = || {
             format!(
                 "there is no snapshot or object {text}; `lifeboat-repo snapshot list --all --manifest-id` shows ids"
@@ -102,7 +126,16 @@ impl Trees {
         let own =
             |s: &&SnapshotManifest| s.source.user_name == *user && s.source.host == *host && s.is_complete();
         let above = |s: &SnapshotManifest| path.strip_prefix(Path::new(&s.source.path)).is_ok();
-        for snapshot in self.snapshots().iter().rev().filter(own).filter(|s| above(s)) {
+        let wanted = |s: &&SnapshotManifest| match when {
+            When::Before(moment) => s.start_time < moment,
+            When::Latest | When::Oldest => true,
+        };
+        let mut found: Vec<_> =
+            self.snapshots().iter().filter(own).filter(|s| above(s)).filter(wanted).collect();
+        if when != When::Oldest {
+            found.reverse();
+        }
+        for snapshot in found {
             let Some(root) = &snapshot.root_entry else { continue };
             let below = path.strip_prefix(&snapshot.source.path).unwrap_or(Path::new(""));
             if let Some(entry) = self.browser().below(root, below)? {

@@ -351,3 +351,209 @@ fn sources_are_copied_side_by_side() -> Result<()> {
     assert_eq!(listed.len(), names.len() - 1, "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
+
+#[test]
+fn snapshots_are_copied_without_what_policies_leave_out() -> Result<()> {
+    let twins = Twins::new()?;
+    let source = twins.path("source");
+    for name in ["keep", "drop.tmp", "below/keep", "below/secret", "below/drop.tmp", "large"] {
+        fs::write(source.join(name), name.repeat(20))?;
+    }
+    fs::write(source.join("below/.kopiaignore"), "# by name\nsecret\n")?;
+    fs::create_dir(source.join("cache"))?;
+    fs::write(source.join("cache/CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n")?;
+    fs::write(source.join("cache/rest"), "rest")?;
+    write_noise(&source.join("large"), 4, 100_000);
+    // Everything is in the snapshot; what is left out is for the new repository to say.
+    let everything = ["policy", "set", "--global", "--clear-dot-ignore", "--ignore-cache-dirs=false"];
+    twins.ours.run(everything)?;
+    twins.ours.snapshot(&source, &["--no-extras"])?;
+    let config = twins.kopia.config_file();
+    let words = ["snapshot", "migrate", "--all", "--no-policies", "--source-config", text(&config)];
+    let mut listed = Vec::new();
+    for (name, flags) in [("all", &[][..]), ("some", &["--apply-ignore-rules"])] {
+        let (ours, kopia) = (Ours::new(PASSWORD)?, Kopia::new(PASSWORD)?);
+        for (program, repository) in [
+            ("ours", twins.path(&format!("{name}-by-us"))),
+            ("kopia", twins.path(&format!("{name}-by-kopia"))),
+        ] {
+            let set = ["policy", "set", "--global", "--add-ignore=*.tmp", "--max-file-size=50000"];
+            let words = [&words[..], flags].concat();
+            let run = |words: &[&str]| if program == "ours" { ours.run(words) } else { kopia.run(words) };
+            match program {
+                "ours" => ours.create_filesystem(&repository, &IDENTITY)?,
+                _ => kopia.create_filesystem(&repository, &IDENTITY)?,
+            }
+            run(&set)?;
+            match program {
+                "ours" => drop(ours.run(&words)?),
+                _ => {
+                    // With the variable kopia would have one cache for both repositories.
+                    let mut command = kopia.command(&words);
+                    command.env_remove("KOPIA_CACHE_DIRECTORY");
+                    process::run_ok(command, Duration::from_mins(5))?;
+                }
+            }
+            let snapshots: Vec<Value> =
+                serde_json::from_slice(&run(&["snapshot", "list", "--json"])?.stdout)?;
+            let root = snapshots[0]["rootEntry"]["obj"].as_str().context("no root")?.to_owned();
+            let found =
+                String::from_utf8_lossy(&run(&["ls", "-r", &root])?.stdout).replace(&format!("{root}/"), "");
+            let mut found: Vec<String> =
+                found.lines().map(|line| line.trim_end_matches('/').to_owned()).collect();
+            found.sort();
+            listed.push((found, snapshots[0]["rootEntry"]["summ"].clone()));
+        }
+    }
+    assert_eq!(listed[0], listed[1], "all of it");
+    assert_eq!(listed[2], listed[3], "without what is left out");
+    let kept = ["below", "below/.kopiaignore", "below/keep", "cache", "keep"];
+    assert_eq!(listed[2].0, kept);
+    Ok(())
+}
+
+#[test]
+fn a_path_is_restored_as_it_was_at_another_time() -> Result<()> {
+    let twins = Twins::new()?;
+    let source = twins.path("source");
+    for (day, text) in [(1, "first"), (2, "second"), (3, "third")] {
+        fs::write(source.join("file"), text)?;
+        twins.ours.snapshot(&source, &[&format!("--start-time=2026-02-0{day} 12:00:00 UTC")])?;
+    }
+    for (number, (time, expected)) in [
+        ("latest", "third"),
+        ("oldest", "first"),
+        ("2026-02-02T12:00:00Z", "second"),
+        ("2026-02-02T11:59:58Z", "first"),
+        ("2026-02", "third"),
+        ("2026-02-01", "first"),
+        ("yesterday", "third"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let flag = format!("--snapshot-time={time}");
+        let targets = ["ours", "kopias"].map(|who| twins.path(&format!("{who}-{number}")));
+        twins.ours.run(["restore", text(&source), text(&targets[0]), &flag])?;
+        twins.kopia.run(["restore", text(&source), text(&targets[1]), &flag])?;
+        for target in targets {
+            assert_eq!(fs::read_to_string(target.join("file"))?, expected, "{time}");
+        }
+    }
+    twins.refused(&["restore", text(&source), "x", "--snapshot-time=2026-01-01"])?;
+    twins.refused(&["restore", text(&source), "x", "--snapshot-time=soon"])?;
+    // Without a target it goes to where it was.
+    fs::write(source.join("file"), "spoilt")?;
+    twins.ours.run(["restore", text(&source)])?;
+    assert_eq!(fs::read_to_string(source.join("file"))?, "third");
+    let root = twins.ours.snapshot(&source, &[])?.root.obj;
+    twins.refused(&["restore", &root])?;
+    Ok(())
+}
+
+#[test]
+fn one_root_of_snapshots_that_say_different_things_is_refused_if_that_matters() -> Result<()> {
+    let twins = Twins::new()?;
+    let source = twins.path("source");
+    fs::write(source.join("file"), "text")?;
+    let root = twins.ours.snapshot(&source, &[])?.root.obj;
+    let words = ["restore", "--consistent-attributes", &root];
+    twins.ours.run([&words[..], &[text(&twins.path("a"))]].concat())?;
+    fs::set_permissions(&source, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+    assert_eq!(twins.ours.snapshot(&source, &[])?.root.obj, root, "only the root itself has changed");
+    let target = twins.path("b");
+    let error = twins.refused(&[&words[..], &[text(&target)]].concat())?;
+    assert!(error.contains("different attributes"), "{error}");
+    assert!(!twins.kopia.try_run([&words[..], &[text(&target)]].concat())?.status.success());
+    twins.ours.run(["restore", &root, text(&target)])?;
+    Ok(())
+}
+
+/// The lines of a log about entries: what became of each, its path, and the other fields that the line has.
+fn logged(log: &str) -> Vec<(&'static str, String, Vec<&'static str>)> {
+    const MESSAGES: [&str; 6] = [
+        "snapshotted directory",
+        "snapshotted file",
+        "snapshotted symlink",
+        "ignored directory",
+        "ignored",
+        "cached",
+    ];
+    const FIELDS: [&str; 7] = ["dur", "size", "files", "dirs", "errors", "mtime", "oid"];
+    let mut lines = Vec::new();
+    for line in log.lines() {
+        // Kopia's fields are JSON behind a tab.
+        let begins = |message: &&&str| {
+            let found = [format!(" {message} path=\""), format!(" {message}\t{{\"path\":\"")];
+            found.iter().any(|begin| line.contains(begin.as_str()))
+        };
+        let Some(message) = MESSAGES.iter().find(begins) else { continue };
+        let fields = line.split_once(*message).map_or("", |(_, fields)| fields);
+        let has = |field: &&str| {
+            let names = [format!(" {field}="), format!("\"{field}\":")];
+            names.iter().any(|name| fields.contains(name.as_str()))
+        };
+        let path = fields.split(['=', ':']).nth(1).and_then(|value| value.split('"').nth(1));
+        let path = path.unwrap_or_default().to_owned();
+        lines.push((*message, path, FIELDS.into_iter().filter(has).collect()));
+    }
+    lines.sort();
+    lines
+}
+
+#[test]
+fn the_log_is_as_detailed_as_policies_say() -> Result<()> {
+    let twins = Twins::new()?;
+    let source = twins.path("source");
+    for name in ["same", "changed", "left-out", "below/deep"] {
+        fs::write(source.join(name), name)?;
+    }
+    fs::create_dir(source.join("left-out-too"))?;
+    std::os::unix::fs::symlink("same", source.join("link"))?;
+    let set = [
+        "--add-ignore=left-out*",
+        "--log-dir-snapshotted=10",
+        "--log-dir-ignored=3",
+        "--log-entry-snapshotted=5",
+        "--log-entry-ignored=1",
+        "--log-entry-cache-hit=7",
+        "--log-entry-cache-miss=5",
+        "--enable-volume-shadow-copy=always",
+    ];
+    twins.ours.run([&["policy", "set", "--global"], &set[..]].concat())?;
+    let [by_us, by_kopia] = twins.both(&["policy", "show", "--global", "--json"])?;
+    let [by_us, by_kopia]: [Value; 2] = [serde_json::from_str(&by_us)?, serde_json::from_str(&by_kopia)?];
+    assert_eq!(by_us["logging"], by_kopia["logging"], "kopia reads what we have set");
+    assert_eq!(by_us["osSnapshots"], by_kopia["osSnapshots"]);
+    twins.kopia.run(["policy", "set", "--global", "--enable-volume-shadow-copy=inherit"])?;
+    let create = |round: &str, flags: &[&str]| -> Result<String> {
+        let file = twins.path(&format!("{round}.log"));
+        let flag = format!("--log-file={}", file.display());
+        twins.ours.run([&["snapshot", "create", "--no-extras", text(&source), &flag], flags].concat())?;
+        Ok(fs::read_to_string(file)?)
+    };
+    let ours = create("first", &[])?;
+    // Kopia's first snapshot, too, in a repository of its own.
+    twins.kopia.create_filesystem(&twins.path("elsewhere"), &IDENTITY)?;
+    twins.kopia.run([&["policy", "set", "--global"], &set[..]].concat())?;
+    let folder = twins.path("logs");
+    twins.kopia.run(["snapshot", "create", text(&source), &format!("--log-dir={}", folder.display())])?;
+    let theirs = fs::read_to_string(folder.join("cli-logs/latest.log"))?;
+    let mut theirs = logged(&theirs);
+    // Files are read many at a time: how long each has taken is not known.
+    for (_, _, fields) in theirs.iter_mut().filter(|line| line.0 != "snapshotted directory") {
+        fields.retain(|field| *field != "dur");
+    }
+    assert_eq!(logged(&ours), theirs);
+    assert_eq!(theirs.len(), 8, "{theirs:?}");
+
+    fs::write(source.join("changed"), "changed by now")?;
+    let ours = create("second", &[])?;
+    let found = logged(&ours);
+    let cached: Vec<_> = found.iter().filter(|line| line.0 == "cached").map(|line| &*line.1).collect();
+    assert_eq!(cached, ["below/deep", "link", "same"]);
+    assert!(ours.contains("cache miss path=\"changed\""), "{ours}");
+    let found = logged(&create("third", &["--log-dir-detail=0", "--log-entry-detail=1"])?);
+    assert!(found.iter().all(|line| line.0 != "snapshotted directory") && found.len() == 6, "{found:?}");
+    Ok(())
+}

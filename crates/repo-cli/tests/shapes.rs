@@ -78,6 +78,57 @@ fn json_has_the_fields_and_types_of_kopia() -> Result<()> {
 }
 
 #[test]
+fn errors_have_the_fields_and_types_of_kopia() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [source, repository] = ["source", "repository"].map(|name| folder.path().join(name));
+    std::fs::create_dir_all(source.join("below"))?;
+    std::fs::write(source.join("file"), "text")?;
+    let pipe = std::fs::File::open(source.join("below"))?;
+    rustix::fs::mknodat(&pipe, "pipe", rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)?;
+    let identity = ["--override-username=u", "--override-hostname=h"];
+    let (ours, kopia) = (Ours::new(PASSWORD)?, Kopia::new(PASSWORD)?);
+    ours.create_filesystem(&repository, &identity)?;
+    kopia.connect_filesystem(&repository, &identity)?;
+    // A pipe is something that neither keeps now, and both shall complain about.
+    ours.run(["policy", "set", "--global", "--ignore-unknown-types=false"])?;
+    let source = source.to_str().unwrap();
+    let by_us = ours.try_run(["snapshot", "create", "--json", "--no-extras", source])?;
+    let by_kopia = kopia.try_run(["snapshot", "create", "--json", "--json-verbose", source])?;
+    assert_eq!((by_us.status.code(), by_kopia.status.code()), (Some(1), Some(1)));
+    let shapes = [shape_of(&by_us.stdout), shape_of(&by_kopia.stdout)];
+    assert!(shapes[0].contains(".rootEntry.summ.errors[].path: string"), "{:#?}", shapes[0]);
+    assert_eq!(shapes[0], shapes[1], "snapshot create");
+    let listed: Value = serde_json::from_slice(&ours.run(["snapshot", "list", "--json"])?.stdout)?;
+    let errors: Vec<_> = listed.as_array().unwrap().iter().map(|one| &one["rootEntry"]["summ"]).collect();
+    assert_eq!(errors.len(), 2);
+    assert_eq!(errors[0]["numFailed"], errors[1]["numFailed"]);
+    assert_eq!(errors[0]["errors"][0]["path"], errors[1]["errors"][0]["path"]);
+
+    // A command that fails prints no JSON but its error, on the standard error output, as kopia does.
+    let words = ["content", "show", "--json", "00000000000000000000000000000000"];
+    for output in [ours.try_run(words)?, kopia.try_run(words)?] {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{output:?}");
+    }
+
+    // Damage is told as text and as JSON.
+    for blob in std::fs::read_dir(&repository)?
+        .flatten()
+        .filter(|entry| entry.file_name().as_encoded_bytes()[0] == b'p')
+    {
+        std::fs::remove_dir_all(blob.path())?;
+    }
+    let words = ["snapshot", "verify", "--json", "--verify-files-percent=100"];
+    let [by_us, by_kopia] = [ours.try_run(words)?, kopia.try_run(words)?].map(|output| {
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        shape_of(&output.stdout)
+    });
+    assert!(by_us.contains(".errorStrings[]: string") && by_us.contains(".errorCount: number"), "{by_us:?}");
+    assert!(by_us.is_subset(&by_kopia), "{by_us:?} is not in {by_kopia:?}");
+    Ok(())
+}
+
+#[test]
 fn failures_end_with_code_1_and_wrong_command_lines_are_refused() -> Result<()> {
     let ours = Ours::new(PASSWORD)?;
     for (words, code) in [

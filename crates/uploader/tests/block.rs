@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Opened, Place, root_object};
-use lifeboat_kopia::policy::Policy;
+use lifeboat_kopia::policy::{ActionCommand, Policy};
 use lifeboat_kopia::snapshot::SnapshotManifest;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_testkit::tree::Random;
@@ -39,6 +39,7 @@ fn options(place: &Place, opened: &Opened<'_>, path: &Path) -> BlockBackupOption
         source: place.source_info(),
         policy: Policy::defaults(),
         changes: None,
+        actions: false,
         description: "Kopia Uploader".to_owned(),
         threads: 0,
         budget: opened.budget.clone(),
@@ -143,6 +144,39 @@ fn an_earlier_snapshot_of_something_else_is_not_relied_on() {
         assert_eq!(totals.hashed_bytes, SIZE);
         assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap());
     }
+}
+
+#[test]
+fn commands_of_the_policy_run_before_and_after_and_may_name_another_device() {
+    let place = Place::new();
+    let (path, copy, diary) = (place.path("image"), place.path("copy"), place.path("diary"));
+    plant_image(&path);
+    std::fs::write(&copy, b"what the command says to read").unwrap();
+    let action = |script: String| {
+        Some(ActionCommand { script, mode: "essential".to_owned(), ..ActionCommand::default() })
+    };
+    let note = format!("echo $KOPIA_ACTION $KOPIA_SOURCE_PATH $KOPIA_SNAPSHOT_PATH >> {}", diary.display());
+    let opened = place.open();
+    let mut options = options(&place, &opened, &path);
+    options.policy.actions.before_snapshot_root =
+        action(format!("{note}\necho KOPIA_SNAPSHOT_PATH={}", copy.display()));
+    options.policy.actions.after_snapshot_root = action(note);
+    let (without, _) = back_up(&opened, &options);
+    assert!(data_of(&opened, &without) == std::fs::read(&path).unwrap(), "they are not allowed to run");
+    assert!(!diary.exists());
+    options.actions = true;
+    let (snapshot, _) = back_up(&opened, &options);
+    assert_eq!(data_of(&opened, &snapshot), b"what the command says to read");
+    let name = path.display();
+    let lines = [
+        format!("before-snapshot-root {name} {name}"),
+        format!("after-snapshot-root {name} {}", copy.display()),
+    ];
+    assert_eq!(std::fs::read_to_string(&diary).unwrap().lines().collect::<Vec<_>>(), lines);
+    options.policy.actions.before_snapshot_root = action("exit 3".to_owned());
+    let failed = back_up_block(&opened.interface, &options, &Progress::default(), &Cancel::default());
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("before-snapshot-root"), "{error}");
 }
 
 #[test]

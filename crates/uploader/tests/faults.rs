@@ -180,6 +180,7 @@ fn a_cancel_ends_a_block_backup_that_waits_for_the_store_or_for_memory() {
             source: place.source_info(),
             policy: Policy::default(),
             changes: None,
+            actions: false,
             description: String::new(),
             threads: 2,
             budget: opened.budget.clone(),

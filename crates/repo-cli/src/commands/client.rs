@@ -71,6 +71,9 @@ pub struct SetParametersArgs {
     /// How many epochs are made into one index at a time
     #[arg(long)]
     pub epoch_checkpoint_frequency: Option<u32>,
+    /// How many blobs of old epochs are deleted at once
+    #[arg(long)]
+    pub epoch_delete_parallelism: Option<u32>,
 }
 
 /// Verbs of `repository throttle`.
@@ -109,7 +112,7 @@ pub struct ThrottleArgs {
     pub concurrent_writes: Option<f64>,
 }
 
-fn parse_limit(text: &str) -> Result<f64, String> {
+pub fn parse_limit(text: &str) -> Result<f64, String> {
     match text {
         "unlimited" | "-" => Ok(0.0),
         _ => match text.parse() {
@@ -163,6 +166,7 @@ pub fn set_parameters(session: &Session, args: &SetParametersArgs) -> Result<()>
                     args.epoch_advance_on_size_mb.map(|mib| i64::from(mib) << 20),
                 ),
                 (&mut epochs.full_checkpoint_frequency, args.epoch_checkpoint_frequency.map(i64::from)),
+                (&mut epochs.delete_parallelism, args.epoch_delete_parallelism.map(i64::from)),
             ];
             for (place, value) in values {
                 *place = value.unwrap_or(*place);
@@ -178,17 +182,33 @@ pub fn set_parameters(session: &Session, args: &SetParametersArgs) -> Result<()>
 }
 
 fn changed_config(old: &BlobConfig, args: &SetParametersArgs) -> Result<BlobConfig> {
+    if args.retention_mode.as_deref() == Some("none") {
+        return Ok(BlobConfig::new(None));
+    }
     let before = old.retention()?;
-    let mode = match args.retention_mode.as_deref() {
-        Some("governance") => Some(RetentionMode::Governance),
-        Some("compliance") => Some(RetentionMode::Compliance),
-        Some(_) => return Ok(BlobConfig::new(None)),
-        None => before.map(|retention| retention.mode),
-    };
+    let mode = args.retention_mode.as_deref().map(lock_mode).transpose()?;
+    let mode = mode.or(before.map(|retention| retention.mode));
     let period = args.retention_period.or(before.map(|retention| retention.period));
+    Ok(BlobConfig::new(lock(mode, period)?))
+}
+
+/// The object lock of a new repository.
+pub fn retention(mode: Option<&str>, period: Option<Duration>) -> Result<Option<Retention>> {
+    lock(mode.map(lock_mode).transpose()?, period)
+}
+
+fn lock_mode(name: &str) -> Result<RetentionMode> {
+    match name {
+        "governance" => Ok(RetentionMode::Governance),
+        "compliance" => Ok(RetentionMode::Compliance),
+        _ => bail!("{name:?} is not a mode of object locks"),
+    }
+}
+
+fn lock(mode: Option<RetentionMode>, period: Option<Duration>) -> Result<Option<Retention>> {
     match (mode, period) {
-        (Some(mode), Some(period)) => Ok(BlobConfig::new(Some(Retention { mode, period }))),
-        (None, None) => Ok(BlobConfig::new(None)),
+        (Some(mode), Some(period)) => Ok(Some(Retention { mode, period })),
+        (None, None) => Ok(None),
         _ => bail!("an object lock has a mode and a period: use --retention-mode and --retention-period"),
     }
 }

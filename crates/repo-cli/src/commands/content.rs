@@ -88,6 +88,9 @@ pub struct ListArgs {
     /// Which ones.
     #[command(flatten)]
     pub range: RangeArgs,
+    /// Print sizes for people
+    #[arg(long)]
+    pub human: bool,
     /// Output for programs.
     #[command(flatten)]
     pub json: JsonArgs,
@@ -162,9 +165,11 @@ fn to_json(entry: &IndexEntry) -> Value {
 fn to_line(entry: &IndexEntry, args: &ListArgs) -> String {
     let deleted = if entry.deleted { " (deleted)" } else { "" };
     let time = jiff::Timestamp::from_second(entry.timestamp_seconds).unwrap_or_default();
+    let size = |size: u32| if args.human { bytes(size.into()) } else { size.to_string() };
     if args.long {
         let (id, pack) = (entry.id, entry.pack.as_str());
-        let (original, offset, length) = (entry.original_length, entry.pack_offset, entry.packed_length);
+        let (original, offset, length) =
+            (size(entry.original_length), entry.pack_offset, size(entry.packed_length));
         return format!(
             "{id} {original} {} {pack} {offset}+{length}{deleted} {}",
             output::time(time),
@@ -172,7 +177,7 @@ fn to_line(entry: &IndexEntry, args: &ListArgs) -> String {
         );
     }
     if args.compression {
-        let (original, packed) = (entry.original_length, entry.packed_length);
+        let (original, packed) = (size(entry.original_length), size(entry.packed_length));
         let method = compressor(entry.compression);
         return format!("{} length {original} packed {packed} {method}{deleted}", entry.id);
     }

@@ -24,6 +24,12 @@ pub struct ListArgs {
     /// Show object ids
     #[arg(long, short = 'o')]
     pub show_object_id: bool,
+    /// Do not say what failed when the snapshot was taken
+    #[arg(long)]
+    pub no_error_summary: bool,
+    /// Say what failed when the snapshot was taken (the default)
+    #[arg(long, short, hide = true, overrides_with = "no_error_summary")]
+    pub error_summary: bool,
 }
 
 pub fn run(session: &Session, args: &ListArgs) -> Result<()> {
@@ -36,7 +42,14 @@ pub fn list(trees: Browser<'_>, args: &ListArgs, root: &DirEntry) -> Result<()> 
     if !root.is_dir() {
         bail!("{} is not a directory; `show` prints files", args.object);
     }
-    print(trees, args, root, "")
+    print(trees, args, root, "")?;
+    if let Some(summary) = root.summary.as_ref().filter(|all| all.failed > 0 && !args.no_error_summary) {
+        eprintln!("\nNOTE: Encountered {} errors while snapshotting this directory:\n", summary.failed);
+        for failed in &summary.errors {
+            eprintln!("- Error in {:?}: {}", failed.path, failed.error);
+        }
+    }
+    Ok(())
 }
 
 fn print(trees: Browser<'_>, args: &ListArgs, directory: &DirEntry, path: &str) -> Result<()> {

@@ -63,6 +63,9 @@ pub struct SetArgs {
     /// Whether full maintenance extends object locks
     #[arg(long, value_name = "BOOL")]
     pub extend_object_locks: Option<bool>,
+    /// How many prefixes of names are listed at once; 0 is the default
+    #[arg(long, value_name = "N")]
+    pub list_parallelism: Option<u32>,
 }
 
 /// How maintenance is run.
@@ -241,6 +244,7 @@ fn changed(before: &Params, args: &SetArgs, us: &ClientIdentity) -> Params {
     logs.max_total_size =
         args.max_retained_log_size_mb.map_or(logs.max_total_size, |mib| i64::from(mib) << 20);
     params.extend_object_locks = args.extend_object_locks.unwrap_or(params.extend_object_locks);
+    params.list_parallelism = args.list_parallelism.map_or(params.list_parallelism, i64::from);
     params
 }
 

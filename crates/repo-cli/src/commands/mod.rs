@@ -95,7 +95,7 @@ fn write_manual(folder: &Path) -> Result<()> {
 }
 
 /// A time span such as `90s`, `1h30m` or `24h`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let time: jiff::SignedDuration = text.parse().map_err(|error| format!("{error}"))?;
     Duration::try_from(time).map_err(|_| "a time span is not negative".to_owned())
 }

@@ -11,7 +11,7 @@ use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository};
 use lifeboat_kopia::snapshot::{self, SourceInfo};
 use lifeboat_repository::kopia::KopiaRepository;
-use lifeboat_uploader::{BackupOptions, Cancel, Progress, RestoreOptions, back_up, find_parents};
+use lifeboat_uploader::{BackupOptions, Cancel, LogDetails, Progress, RestoreOptions, back_up, find_parents};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,6 +102,8 @@ impl Story {
             policies: Policy::defaults().into(),
             parents,
             description: "quick start".to_owned(),
+            placeholders: false,
+            log_details: LogDetails::default(),
             extras: true,
             checkpoint_interval: None,
             estimate: false,

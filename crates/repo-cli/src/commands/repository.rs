@@ -2,7 +2,7 @@
 
 use super::{client, provider, repair, sync, upgrade};
 use crate::args::{
-    ConnectArgs, ConnectTo, ConnectionArgs, CreateArgs, FromConfigArgs, RepositoryCommand, StatusArgs,
+    ConnectArgs, ConnectionArgs, CreateArgs, FromConfigArgs, Place, RepositoryCommand, StatusArgs,
 };
 use crate::output::{self, bytes};
 use crate::session::{Session, text_variable};
@@ -38,7 +38,8 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
 }
 
 fn create(session: &Session, args: &CreateArgs) -> Result<()> {
-    let storage = storage::describe(&args.storage, Some(args.format_version))?;
+    let (storage, password) = place(&args.to, Some(args.format_version))?;
+    let password = password.map_or_else(|| session.password(), Ok)?;
     let connection = new_connection(session, storage, &args.connection)?;
     let create = CreateOptions {
         version: args.format_version,
@@ -50,14 +51,14 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
             percent => Some((args.ecc.clone(), percent)),
         },
         key_algorithm: KeyAlgorithm::from_name(&args.format_block_key_derivation_algorithm)?,
-        retention: None,
+        retention: client::retention(args.retention_mode.as_deref(), args.retention_period)?,
     };
-    let options = session.open_options(&connection, true)?;
+    let options = session.open_options_with(&connection, true, password.clone())?;
     let repository = session.wait(Repository::create(options, &create, InitialState::Kopia))?;
     match args.create_only {
         true => println!("Created a repository in {}.", repository.store().describe()),
         false => {
-            keep(session, &connection, &args.connection, &session.password()?)?;
+            keep(session, &connection, &args.connection, &password)?;
             println!("Created and connected to a repository in {}.", repository.store().describe());
         }
     }
@@ -66,10 +67,7 @@ fn create(session: &Session, args: &CreateArgs) -> Result<()> {
 }
 
 fn connect(session: &Session, args: &ConnectArgs) -> Result<()> {
-    let (storage, password) = match &args.to {
-        ConnectTo::Storage(storage) => (storage::describe(storage, None)?, None),
-        ConnectTo::FromConfig(args) => from_config(args)?,
-    };
+    let (storage, password) = place(&args.to, None)?;
     let password = password.map_or_else(|| session.password(), Ok)?;
     let connection = new_connection(session, storage, &args.connection)?;
     let options = session.open_options_with(&connection, false, password.clone())?;
@@ -77,6 +75,14 @@ fn connect(session: &Session, args: &ConnectArgs) -> Result<()> {
     keep(session, &connection, &args.connection, &password)?;
     println!("Connected to repository in {}.", options.store.describe());
     Ok(())
+}
+
+/// The storage that is meant, a sentence about it, and the password of a repository there if a token has it.
+pub fn place(place: &Place, format_version: Option<u8>) -> Result<((StorageInfo, String), Option<Password>)> {
+    match place {
+        Place::Storage(storage) => Ok((storage::describe(storage, format_version)?, None)),
+        Place::FromConfig(args) => from_config(args),
+    }
 }
 
 /// The storage that another connection leads to, a sentence about it, and the password if it is there.
@@ -99,9 +105,18 @@ fn from_config(args: &FromConfigArgs) -> Result<((StorageInfo, String), Option<P
 
 fn new_connection(
     session: &Session,
-    (info, description): (StorageInfo, String),
+    (mut info, description): (StorageInfo, String),
     args: &ConnectionArgs,
 ) -> Result<Connection> {
+    let speeds = [
+        ("maxDownloadSpeedBytesPerSecond", args.max_download_speed),
+        ("maxUploadSpeedBytesPerSecond", args.max_upload_speed),
+    ];
+    for (name, speed) in speeds {
+        if let (Some(speed), Some(config)) = (speed, info.config.as_object_mut()) {
+            config.insert(name.to_owned(), json!(speed));
+        }
+    }
     let mut connection = Connection::new(info, args.description.clone().unwrap_or(description));
     connection.readonly = args.readonly;
     connection.enable_actions = args.enable_actions;
@@ -237,12 +252,13 @@ fn volume(storage: &StorageInfo) -> Option<(u64, u64)> {
 
 /// The settings of a storage without what nobody else may know.
 fn without_secrets(config: &Value) -> Value {
-    const SECRETS: [&str; 7] = [
+    const SECRETS: [&str; 8] = [
         "secretAccessKey",
         "sessionToken",
         "storageKey",
         "sasToken",
         "clientSecret",
+        "ClientSecret",
         "clientCertificate",
         "credentials",
     ];

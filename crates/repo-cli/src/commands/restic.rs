@@ -13,6 +13,7 @@ use lifeboat_blobs::{OpenOptions, StoreConfig};
 use lifeboat_kopia::snapshot::{DirEntry, SourceInfo};
 use lifeboat_repository::Secret;
 use lifeboat_restic::{DamagedSnapshot, ResticRepository, Snapshot, location, open_store};
+use std::path::PathBuf;
 
 /// Verbs of `restic`. The repository is where the flags say, or else where RESTIC_REPOSITORY says; the password is in
 /// RESTIC_PASSWORD, or in the file that RESTIC_PASSWORD_FILE names
@@ -85,9 +86,13 @@ pub struct ShowArgs {
 /// What is restored.
 #[derive(Debug, Args)]
 pub struct ResticRestoreArgs {
-    /// What, where to, and how.
+    /// `latest` or the id of a snapshot, and optionally a path inside it
+    pub snapshot: String,
+    /// The directory, made if it does not exist; the file, if the source is one; or an archive
+    pub target: PathBuf,
+    /// How.
     #[command(flatten)]
-    pub restore: restore::RestoreArgs,
+    pub how: restore::HowArgs,
     /// Where.
     #[command(subcommand)]
     pub storage: Option<Storage>,
@@ -118,8 +123,12 @@ pub fn run(session: &Session, password: Option<String>, command: &ResticCommand)
             Ok(())
         }
         ResticCommand::Restore(args) => {
-            let root = entry(&repository, &args.restore.snapshot)?;
-            restore::restore(session, trees, &root, &args.restore)
+            if args.how.shallow.is_some() {
+                bail!("--shallow is for repositories of Kopia: placeholders are Kopia's");
+            }
+            let root = entry(&repository, &args.snapshot)?;
+            let job = restore::Job::new(&args.snapshot, root, args.target.clone(), &args.how);
+            restore::restore(session, trees, &job, &args.how, &session.cancel_on_signal())
         }
     }
 }

@@ -1,10 +1,10 @@
 //! `repository sync-to`: a copy of the repository in another storage.
 
-use crate::args::Storage;
+use super::repository;
+use crate::args::Place;
 use crate::output::bytes;
 use crate::progress::State;
 use crate::session::Session;
-use crate::storage;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct SyncArgs {
     /// Where.
     #[command(subcommand)]
-    pub storage: Storage,
+    pub to: Place,
     /// Delete what is there and not in this repository
     #[arg(long, global = true)]
     pub delete: bool,
@@ -46,7 +46,7 @@ struct Plan {
 pub fn run(session: &Session, args: &SyncArgs) -> Result<()> {
     let connection = session.connection()?;
     let from = session.store(connection.storage()?, connection.throttling, false)?;
-    let (to, _) = storage::describe(&args.storage, None)?;
+    let ((to, _), _) = repository::place(&args.to, None)?;
     let to = session.store(&to, None, !args.dry_run && !args.must_exist)?;
     session.wait(check_same(&*from, &*to, args.must_exist))?;
     eprintln!("Looking for changes ...");

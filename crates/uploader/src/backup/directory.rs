@@ -6,6 +6,7 @@
 
 use super::files::Batch;
 use super::large::Gathering;
+use super::log::Details;
 use super::parents::ParentListing;
 use super::schedule::Supply;
 use super::{Run, Task};
@@ -22,6 +23,7 @@ use lifeboat_repository::{
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// So many files are one piece of work.
 const BATCH_FILES: usize = 256;
@@ -42,6 +44,9 @@ pub(super) struct Directory {
     pub(super) device: u64,
     /// Its own entry but for the object and the summary.
     pub(super) entry: DirEntry,
+    pub(super) details: Details,
+    /// Since when it is being backed up.
+    pub(super) entered: Instant,
     pub(super) policies: PolicyTree,
     pub(super) ignore: Arc<Ignore>,
     /// The same directory in the first parent.
@@ -254,6 +259,7 @@ impl Directory {
         loop {
             let (entry, same) = directory.write(run)?;
             run.progress.directory_done();
+            directory.details.directory_done(&directory.path, &entry, directory.entered);
             let Some((parent, slot)) = directory.parent.clone() else {
                 *run.root.lock() = Some(entry);
                 return Ok(());

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::progress::{Cancel, Progress};
-use crate::source::{Ignore, Kind, Names, SourceDir, is_cache};
+use crate::source::{Ignore, Kind, Names, SourceDir, Spelling, is_cache};
 use lifeboat_kopia::policy::PolicyTree;
 use std::ffi::CString;
 use std::path::Path;
@@ -93,7 +93,7 @@ impl<'a> Estimate<'a> {
 
 fn level(open: SourceDir, path: String, policies: &PolicyTree, above: &Arc<Ignore>) -> Result<Level> {
     let device = open.own_stat()?.st_dev;
-    let mut names = Names::read(&open, true)?;
+    let mut names = Names::read(&open, Spelling { escape: true, placeholders: false })?;
     if is_cache(&open, &names, policies) {
         names.clear();
     }

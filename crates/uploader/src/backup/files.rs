@@ -209,7 +209,19 @@ impl<'r, 'a> FileWork<'r, 'a> {
         let ignore = &directory.ignore;
         if ignore.has_rules() && ignore.leaves_out(&directory.join(listed), false) {
             run.progress.excluded_file(0);
+            directory.details.file_ignored(|| directory.join(listed));
             return Ok(Outcome::Absent);
+        }
+        if item.kind == Kind::File && run.is_placeholder(name) {
+            let entry = run.entry_of_placeholder(&directory.open, name, listed, false)?;
+            run.progress.cached(entry.size);
+            self.json.clear();
+            encode_entry(&entry, &mut self.json)?;
+            let same = batch
+                .previous(number)
+                .next()
+                .is_some_and(|(parent, range, _)| parent == 0 && batch.text[range] == self.json);
+            return Ok(self.entry_done(entry, same));
         }
         // Without a parent a file has to be opened anyway: then it is examined only once.
         let is_known = batch.previous(number).next().is_some();
@@ -231,7 +243,12 @@ impl<'r, 'a> FileWork<'r, 'a> {
         }
         let mut entry = head_entry(name, listed, &stat, run.options.extras);
         if let Some(outcome) = self.reuse(batch, number, name, &stat, &entry)? {
+            directory.details.file_cached(|| directory.join(listed), &entry);
             return Ok(outcome);
+        }
+        if let Some((_, range, _)) = batch.previous(number).last() {
+            let previous = || RawEntry::new(&batch.text[range]).parse().ok();
+            directory.details.file_changed(|| directory.join(listed), previous);
         }
         match kind {
             Kind::File => {
@@ -479,6 +496,8 @@ impl<'r, 'a> FileWork<'r, 'a> {
                     self.run.progress.hashed(entry.size);
                     self.run.progress.file_hashed();
                     self.run.links.remember(entry);
+                    let path = || self.directory.join(entry.name.as_bytes());
+                    self.directory.details.file_done(path, entry);
                     self.part.summary.add(entry);
                     *outcome = Outcome::Entry(std::mem::take(entry));
                 }

@@ -343,6 +343,7 @@ impl LargeFile {
                 self.note_change(run, &relative, entry.size);
                 run.progress.file_hashed();
                 run.links.remember(&entry);
+                gathering.directory.details.file_done(|| relative.clone(), &entry);
                 let mut part = Part::default();
                 part.add(&entry)?;
                 part

@@ -11,12 +11,14 @@ mod estimate;
 mod files;
 mod large;
 mod links;
+mod log;
 mod parents;
+mod placeholders;
 mod schedule;
 
 use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
-use crate::source::{Ignore, Names, SourceDir, extras_of_open, is_cache};
+use crate::source::{Ignore, Names, SourceDir, Spelling, extras_of_open, is_cache};
 use crate::{Error, Result};
 use buffers::{Room, SharedRoom};
 use checkpoint::Finished;
@@ -33,6 +35,8 @@ use lifeboat_kopia::snapshot::{
 };
 use lifeboat_repository::{ErrorKind, Id, ObjectWriteOptions, Repository, WholeObject};
 use links::Links;
+use log::Details;
+pub use log::LogDetails;
 use parents::{ParentDir, ParentListing};
 use parking_lot::Mutex;
 use rustix::fs::Stat;
@@ -43,7 +47,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// So many large files for each thread may be open and wait for their turn.
@@ -68,6 +72,9 @@ pub struct BackupOptions {
     /// Whether to keep what Kopia has no place for: extended attributes, hard links, devices, pipes, sockets, holes,
     /// names that are not UTF-8. Without it listings are byte for byte Kopia's.
     pub extras: bool,
+    /// Whether the placeholders of a shallow restore are taken for what they stand for, as Kopia does. Whoever writes one
+    /// names an object of the repository, and gets at it by a restore: only for trees whose owner may read all of it.
+    pub placeholders: bool,
     /// How often to save what is there so far as an incomplete snapshot, at most every
     /// [`MAX_CHECKPOINT_INTERVAL`]; also when the backup is cancelled. Never if not given.
     pub checkpoint_interval: Option<Duration>,
@@ -83,6 +90,8 @@ pub struct BackupOptions {
     /// After how many bytes that the repository did not have the backup ends, with an incomplete snapshot that the next
     /// one goes on from.
     pub upload_limit: Option<u64>,
+    /// How detailed the log is, where that is not for the policies to say.
+    pub log_details: LogDetails,
     /// How many threads read and write; 0 = what the policy says, else as many as there are processors.
     pub threads: usize,
     /// The memory that buffers draw on.
@@ -354,12 +363,24 @@ impl Run<'_> {
             // A directory that the parent has and we leave out makes a difference.
             let same = child.previous.first().is_none_or(Option::is_none);
             self.progress.excluded_directory();
+            directory.details.directory_ignored(&path);
             directory.complete(self, slot, Part { same, ..Part::default() })
         };
         if directory.ignore.has_rules() && directory.ignore.leaves_out(&path, true) {
             return excluded();
         }
         let policies = directory.policies.child(&String::from_utf8_lossy(&child.listed));
+        let failed = |error: Error| {
+            let ignored = policies.policy().error_handling.ignore_directory_errors.unwrap_or(false);
+            self.entry_failed(&path, &error, ignored)?;
+            directory.complete(self, slot, Part::failed(&path, &error, ignored))
+        };
+        if self.is_placeholder(&child.name) {
+            return match self.directory_of_placeholder(&directory.open, child) {
+                Err(error @ Error::File { .. }) => failed(error),
+                part => directory.complete(self, slot, part?),
+            };
+        }
         let (previous, parents) = known_to_parents(child);
         let opened = directory.open.child(&child.name).and_then(|open| {
             let place = Place {
@@ -380,11 +401,7 @@ impl Run<'_> {
                 self.vanished(&path);
                 directory.complete(self, slot, Part { same: false, ..Part::default() })
             }
-            Err(error @ (Error::File { .. } | Error::Action { .. })) => {
-                let ignored = policies.policy().error_handling.ignore_directory_errors.unwrap_or(false);
-                self.entry_failed(&path, &error, ignored)?;
-                directory.complete(self, slot, Part::failed(&path, &error, ignored))
-            }
+            Err(error @ (Error::File { .. } | Error::Action { .. })) => failed(error),
             Err(error) => Err(error),
         }
     }
@@ -412,7 +429,8 @@ impl Run<'_> {
             Some(path) => open_moved(&open.path, path)?,
             None => (open, stat),
         };
-        let mut names = Names::read(&open, extras)?;
+        let mut names =
+            Names::read(&open, Spelling { escape: extras, placeholders: self.options.placeholders })?;
         if is_cache(&open, &names, policies) {
             names.clear();
         }
@@ -438,6 +456,8 @@ impl Run<'_> {
             path: place.path,
             device: stat.st_dev,
             entry,
+            details: Details::of(&policies.policy().logging, self.options.log_details),
+            entered: Instant::now(),
             policies: policies.clone(),
             ignore,
             previous,

@@ -4,6 +4,7 @@
 //! All threads read and write pieces of it at the same time. Zeros are not written, and with an earlier snapshot and
 //! a list of what changed since, nothing else is even read.
 
+use crate::actions::{self, Scope};
 use crate::backup::threads;
 use crate::io::{is_zero, read_at};
 use crate::progress::{Cancel, Progress};
@@ -11,7 +12,7 @@ use crate::single::{self, Single};
 use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_budget::Budget;
-use lifeboat_kopia::policy::Policy;
+use lifeboat_kopia::policy::{ActionsPolicy, Policy};
 use lifeboat_kopia::snapshot::{DirEntries, EntryType, SnapshotManifest, SourceInfo};
 use lifeboat_repository::{
     AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository,
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tracing::warn;
 
 /// The device is read in pieces of this size.
@@ -47,6 +48,9 @@ pub struct BlockBackupOptions {
     pub changes: Option<(SnapshotManifest, Vec<Range<u64>>)>,
     /// Free text.
     pub description: String,
+    /// Whether the commands that the policy names before and after a snapshot are run. The one before may say that
+    /// another device or file is to be read, such as a snapshot of the volume.
+    pub actions: bool,
     /// How many threads read and write; 0 = as many as there are processors.
     pub threads: usize,
     /// The memory that buffers draw on.
@@ -64,7 +68,11 @@ pub fn back_up_block(
     cancel: &Cancel,
 ) -> Result<SnapshotManifest> {
     let start_time = repository.now();
-    let device = Device::open(options)?;
+    let ActionsPolicy { before_snapshot_root, after_snapshot_root, .. } = &options.policy.actions;
+    let commands = [before_snapshot_root, after_snapshot_root];
+    // The command after runs when this goes, which is after everything else.
+    let scope = Scope::enter(options.actions, actions::ROOT, commands, &options.path, cancel)?;
+    let device = Device::open(scope.as_ref().and_then(Scope::moved_to).unwrap_or(&options.path))?;
     let earlier = options.changes.as_ref().and_then(|(parent, changed)| {
         let object = object_of(repository, parent);
         object.map(|(object, length)| (object, widened(changed, length, device.size)))
@@ -156,30 +164,29 @@ struct Device {
 }
 
 impl Device {
-    fn open(options: &BlockBackupOptions) -> Result<Device> {
-        let path = options.path.clone();
-        let failed = |action: &'static str, e: rustix::io::Errno| Error::file(action, &options.path, e);
-        let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    fn open(path: &Path) -> Result<Device> {
+        let failed = |action: &'static str, e: rustix::io::Errno| Error::file(action, path, e);
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
             .map_err(|e| match e {
-                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
-                    let reason = format!("{e}; a container must be privileged to read a device");
-                    Error::file("open", &options.path, std::io::Error::new(e.kind(), reason))
-                }
-                _ => failed("open", e),
-            })?;
+            rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                let reason = format!("{e}; a container must be privileged to read a device");
+                Error::file("open", path, std::io::Error::new(e.kind(), reason))
+            }
+            _ => failed("open", e),
+        })?;
         let stat = rustix::fs::fstat(&file).map_err(|e| failed("examine", e))?;
         let is_file = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => true,
             FileType::BlockDevice => false,
             _ => {
                 let reason = std::io::Error::other("it is neither a block device nor a file");
-                return Err(Error::file("back up", &path, reason));
+                return Err(Error::file("back up", path, reason));
             }
         };
         let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| failed("find the size of", e))?;
         // Reading ahead pays: it is read from the beginning to the end.
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
-        Ok(Device { file, path, size, is_file })
+        Ok(Device { file, path: path.to_owned(), size, is_file })
     }
 
     /// Where the next data is at or after `at`; behind the end if there is none.

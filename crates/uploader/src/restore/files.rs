@@ -6,6 +6,7 @@
 
 use super::attributes::{Attributes, Before, On};
 use super::links::link;
+use super::shallow;
 use super::sparse::{self, Segment};
 use super::target::{Directory, Given, Slot};
 use super::{Run, is_fatal};
@@ -301,6 +302,9 @@ impl<'a> File<'a> {
             };
             self.set_attributes(&fd, before)?;
             self.slot.close();
+        }
+        if self.directory.existed {
+            shallow::forget(&self.directory, &self.name)?;
         }
         let mut state = self.state.lock();
         state.ended = Some(Ended::Whole);

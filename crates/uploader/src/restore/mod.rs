@@ -9,6 +9,7 @@ mod files;
 mod filter;
 mod links;
 mod overwrite;
+mod shallow;
 pub(crate) mod sparse;
 pub(crate) mod target;
 mod verify;
@@ -16,6 +17,7 @@ mod walk;
 
 pub use filter::PathFilter;
 pub use overwrite::Existing;
+pub use shallow::Shallow;
 
 use crate::progress::{Cancel, Progress};
 use crate::{Error, Result};
@@ -52,6 +54,8 @@ pub struct RestoreOptions {
     pub delete_extra: bool,
     /// Which paths are restored.
     pub filter: PathFilter,
+    /// How deep it goes: all the way down if not given.
+    pub shallow: Option<Shallow>,
     /// Whether the target itself becomes what the root of the snapshot was; otherwise it stays as it is.
     pub attributes_of_target: bool,
     /// Set owner and group, which needs privileges.
@@ -84,6 +88,7 @@ impl RestoreOptions {
             overwrite_directories: true,
             delete_extra: false,
             filter: PathFilter::default(),
+            shallow: None,
             attributes_of_target: true,
             owner: true,
             permissions: true,
@@ -107,6 +112,8 @@ pub struct RestoreReport {
     pub directories: u64,
     /// Bytes of files, also those that were there already.
     pub bytes: u64,
+    /// Placeholders written for what stays in the repository.
+    pub placeholders: u64,
     /// Files and links that were left as they are.
     pub skipped: u64,
     /// Bytes that were not written because they were there already.
@@ -159,7 +166,7 @@ pub fn restore(
         if options.verify {
             run.walk(root, Purpose::Verify)?;
         }
-        Ok(())
+        run.forget_placeholder()
     })?;
     run.end()
 }
@@ -260,6 +267,14 @@ impl<'a> Run<'a> {
         Ok((folder.unwrap_or(Path::new(".")).to_path_buf(), name))
     }
 
+    /// The target is what a placeholder beside it may have stood for. If it is not whole, that stays.
+    fn forget_placeholder(&self) -> Result<()> {
+        match self.split_target() {
+            Ok((folder, name)) if !self.tally.has_failures() => shallow::forget_target(&folder, &name),
+            _ => Ok(()),
+        }
+    }
+
     fn sync(&self, root: &DirEntry) -> Result<()> {
         let path = if root.is_dir() { self.options.target.clone() } else { self.split_target()?.0 };
         let synced = std::fs::File::open(&path).and_then(|file| Ok(rustix::fs::syncfs(file)?));
@@ -312,6 +327,12 @@ impl<'a> Run<'a> {
             };
             self.keep.apply(attributes, On::Open(fd.as_fd()), before).map_err(failed)?;
         }
+        if let Some((parent, name)) = directory.place()
+            && parent.existed
+            && !self.tally.has_failures()
+        {
+            shallow::forget(parent, name)?;
+        }
         self.progress.directory_done();
         Ok(())
     }
@@ -341,6 +362,14 @@ struct Tally {
 impl Tally {
     fn skipped(&self) {
         self.report.lock().skipped += 1;
+    }
+
+    fn left(&self) {
+        self.report.lock().placeholders += 1;
+    }
+
+    fn has_failures(&self) -> bool {
+        self.report.lock().failed > 0
     }
 
     fn kept(&self, bytes: u64) {

@@ -324,9 +324,14 @@ impl Directory {
     }
 
     pub(super) fn parent(&self) -> Option<&Arc<Directory>> {
+        self.place().map(|(parent, _)| parent)
+    }
+
+    /// The directory that it is in, and its name there; `None` for the target.
+    pub(super) fn place(&self) -> Option<(&Arc<Directory>, &CStr)> {
         match &self.place {
             Place::Top { .. } => None,
-            Place::In { parent, .. } => Some(parent),
+            Place::In { parent, name } => Some((parent, name)),
         }
     }
 }

@@ -7,6 +7,7 @@ use super::attributes::Attributes;
 use super::files::File;
 use super::links::{HardLinks, Link, make_special, set_attributes};
 use super::overwrite::{Decision, Names, decide, delete_extra};
+use super::shallow;
 use super::target::Directory;
 use super::verify::Check;
 use super::{MAX_DEPTH, Run};
@@ -15,7 +16,7 @@ use lifeboat_kopia::snapshot::{DirEntry, DirParser, EntryType};
 use lifeboat_repository::{Id, ObjectReader, Wanted};
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -151,6 +152,17 @@ impl<'a> Walk<'a> {
         if let Some(names) = &mut level.names {
             names.add(name.to_bytes());
         }
+        if let Some(shallow) = &self.run.options.shallow
+            && let Some(placeholder) = shallow.placeholder(&directory, &name, &entry)
+        {
+            if let Some(names) = &mut level.names {
+                names.add(placeholder.to_bytes());
+            }
+            if let Err(error) = shallow::leave(self.run, &directory, &name, placeholder, entry) {
+                self.failed(&directory, &name, error);
+            }
+            return None;
+        }
         let filter = &self.run.options.filter;
         let path = || directory.relative_to(&name);
         match filter.is_everything() {
@@ -194,7 +206,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether a directory of this name is there. What else is there goes, if it may.
-    fn make_way(&self, parent: &Directory, name: &std::ffi::CStr) -> Result<bool> {
+    fn make_way(&self, parent: &Directory, name: &CStr) -> Result<bool> {
         let options = &self.run.options;
         match parent.stat(name)? {
             None => Ok(false),
@@ -215,13 +227,16 @@ impl<'a> Walk<'a> {
             Purpose::Verify => Ok(Check::wanted(self.run, directory, name.clone(), entry)),
         };
         wanted.unwrap_or_else(|error| {
-            if super::is_fatal(&error) {
-                self.run.stop_with(error);
-            } else {
-                self.run.entry_failed(directory, &name, error);
-            }
+            self.failed(directory, &name, error);
             None
         })
+    }
+
+    fn failed(&self, directory: &Directory, name: &CStr, error: Error) {
+        match super::is_fatal(&error) {
+            true => self.run.stop_with(error),
+            false => self.run.entry_failed(directory, name, error),
+        }
     }
 
     fn restore(
@@ -247,6 +262,7 @@ impl<'a> Walk<'a> {
             }
             Decision::AttributesOnly => {
                 set_attributes(self.run, directory, &name, &attributes)?;
+                shallow::forget(directory, &name)?;
                 if let Some(group) = &group {
                     self.links.add_there(group, directory, &name);
                 }

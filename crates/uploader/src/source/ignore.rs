@@ -18,7 +18,7 @@ const MAX_RULES_BYTES: u64 = 4 << 20;
 
 /// What is left out of a directory and of those below it that do not say otherwise.
 #[derive(Debug, Default)]
-pub(crate) struct Ignore {
+pub struct Ignore {
     /// The rules above, which apply first.
     parent: Option<Arc<Ignore>>,
     rules: Vec<Pattern>,
@@ -40,11 +40,33 @@ impl Ignore {
         path: &str,
         policies: &PolicyTree,
     ) -> Result<Arc<Ignore>> {
+        let rules = |name: &str| match names.may_have(name.as_bytes()) {
+            true => read_rules(directory, name),
+            false => Ok(Vec::new()),
+        };
+        let invalid = |reason: String| {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
+            Error::file("apply the ignore rules of", &directory.path, source)
+        };
+        Ignore::by(above, path, policies, rules, invalid)
+    }
+
+    /// The same for a directory of which `rules` tells what is in a file of rules, if it is there. A rule that is not
+    /// understood is what `invalid` makes of it.
+    pub fn by<E>(
+        above: &Arc<Ignore>,
+        path: &str,
+        policies: &PolicyTree,
+        mut rules: impl FnMut(&str) -> std::result::Result<Vec<String>, E>,
+        invalid: impl Fn(String) -> E,
+    ) -> std::result::Result<Arc<Ignore>, E> {
         let defined = policies.is_defined().then(|| &policies.policy().files);
         let rule_files = defined.map_or(&above.rule_files, |files| &files.ignore_dot_files);
-        let present: Vec<&String> =
-            rule_files.iter().filter(|name| names.may_have(name.as_bytes())).collect();
-        if present.is_empty() && defined.is_none() {
+        let mut in_files = Vec::new();
+        for name in rule_files {
+            in_files.extend(rules(name)?);
+        }
+        if in_files.is_empty() && defined.is_none() {
             return Ok(above.clone());
         }
         let mut ignore = Ignore {
@@ -53,10 +75,6 @@ impl Ignore {
             max_file_size: above.max_file_size,
             one_file_system: above.one_file_system,
             ..Ignore::default()
-        };
-        let invalid = |reason: String| {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
-            Error::file("apply the ignore rules of", &directory.path, source)
         };
         if let Some(files) = defined {
             if files.no_parent_ignore {
@@ -67,13 +85,11 @@ impl Ignore {
             }
             ignore.one_file_system = files.one_file_system.unwrap_or(false);
             for rule in &files.ignore {
-                ignore.rules.push(Pattern::parse(rule, path).map_err(invalid)?);
+                ignore.rules.push(Pattern::parse(rule, path).map_err(&invalid)?);
             }
         }
-        for name in present {
-            for rule in read_rules(directory, name)? {
-                ignore.rules.push(Pattern::parse(&rule, path).map_err(invalid)?);
-            }
+        for rule in in_files {
+            ignore.rules.push(Pattern::parse(&rule, path).map_err(&invalid)?);
         }
         ignore.has_rules =
             !ignore.rules.is_empty() || ignore.parent.as_ref().is_some_and(|parent| parent.has_rules);
@@ -81,12 +97,12 @@ impl Ignore {
     }
 
     /// Whether there are rules by name at all.
-    pub(crate) fn has_rules(&self) -> bool {
+    pub fn has_rules(&self) -> bool {
         self.has_rules
     }
 
     /// Whether the rules leave out `path`, which begins with a slash.
-    pub(crate) fn leaves_out(&self, path: &str, is_dir: bool) -> bool {
+    pub fn leaves_out(&self, path: &str, is_dir: bool) -> bool {
         let mut left_out = match &self.parent {
             Some(parent) if parent.has_rules => parent.leaves_out(path, is_dir),
             _ => false,
@@ -100,7 +116,7 @@ impl Ignore {
     }
 
     /// Whether a file of this size is too large.
-    pub(crate) fn is_too_large(&self, size: u64) -> bool {
+    pub fn is_too_large(&self, size: u64) -> bool {
         self.max_file_size.is_some_and(|most| size > most)
     }
 
@@ -112,14 +128,20 @@ impl Ignore {
 
 /// Whether a directory says of itself that it is a cache, and the policy leaves the contents of caches out.
 pub(crate) fn is_cache(directory: &SourceDir, names: &Names, policies: &PolicyTree) -> bool {
-    if !policies.policy().files.ignore_cache_dirs.unwrap_or(true) || !names.may_have(CACHE_TAG.as_bytes()) {
-        return false;
-    }
+    let Some(tag) = cache_tag(policies).filter(|tag| names.may_have(tag.as_bytes())) else { return false };
+    let tag = CString::new(tag).unwrap_or_default();
+    directory.open_file(&tag).is_ok_and(|(file, _)| is_cache_tag(std::fs::File::from(file)))
+}
+
+/// The name of the file that marks a directory as a cache, if the policy leaves the contents of caches out.
+pub fn cache_tag(policies: &PolicyTree) -> Option<&'static str> {
+    policies.policy().files.ignore_cache_dirs.unwrap_or(true).then_some(CACHE_TAG)
+}
+
+/// Whether a file marks the directory that it is in as a cache.
+pub fn is_cache_tag(mut file: impl Read) -> bool {
     let mut head = [0; CACHE_SIGNATURE.len()];
-    let opened = directory.open_file(c"CACHEDIR.TAG");
-    opened.is_ok_and(|(file, _)| {
-        std::fs::File::from(file).read_exact(&mut head).is_ok() && head == CACHE_SIGNATURE
-    })
+    file.read_exact(&mut head).is_ok() && head == CACHE_SIGNATURE
 }
 
 /// The rules in a file. It may be a link, as in Kopia: only rules are read through it, and only from a file.
@@ -140,9 +162,14 @@ fn read_rules(directory: &SourceDir, name: &str) -> Result<Vec<String>> {
             _ => Ok(Vec::new()),
         };
     }
+    rules_in(std::fs::File::from(file)).map_err(failed)
+}
+
+/// The rules in a file of rules, without comments.
+pub fn rules_in(file: impl Read) -> std::io::Result<Vec<String>> {
     let mut rules = Vec::new();
-    for line in BufReader::new(std::fs::File::from(file).take(MAX_RULES_BYTES)).split(b'\n') {
-        let line = line.map_err(failed)?;
+    for line in BufReader::new(file.take(MAX_RULES_BYTES)).split(b'\n') {
+        let line = line?;
         let line = String::from_utf8_lossy(&line);
         let line = line.strip_suffix('\r').unwrap_or(&line);
         if !line.starts_with('#') && !line.trim().is_empty() {

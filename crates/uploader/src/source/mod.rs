@@ -8,5 +8,6 @@ mod wildcard;
 
 pub(crate) use dir::{SourceDir, changed};
 pub(crate) use extras::{extras_of, extras_of_open, holes_of, is_sparse};
-pub(crate) use ignore::{Ignore, is_cache};
-pub(crate) use names::{Kind, Names};
+pub(crate) use ignore::is_cache;
+pub use ignore::{Ignore, cache_tag, is_cache_tag, rules_in};
+pub(crate) use names::{Kind, Names, Spelling};

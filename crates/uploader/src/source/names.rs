@@ -1,5 +1,6 @@
 //! The names in a directory in the order of a listing, also where they do not fit into memory.
 
+use crate::placeholder::real_name;
 use crate::source::SourceDir;
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::listed_name;
@@ -55,6 +56,15 @@ impl Kind {
     }
 }
 
+/// How names become those of a listing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spelling {
+    /// Whether names that are not UTF-8 are listed under names of their own, else under their bytes.
+    pub(crate) escape: bool,
+    /// Whether placeholders are listed as what they stand for.
+    pub(crate) placeholders: bool,
+}
+
 /// A name in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name<'a> {
@@ -90,9 +100,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Reads a directory. Names that are not UTF-8 are listed under names of their own if `escape` says so, else
-    /// under their bytes.
-    pub(crate) fn read(directory: &SourceDir, escape: bool) -> Result<Names> {
+    /// Reads a directory.
+    pub(crate) fn read(directory: &SourceDir, spelling: Spelling) -> Result<Names> {
         let failed = |e: std::io::Error| Error::file("list", &directory.path, e);
         let mut buffer = Vec::with_capacity(READ_BYTES);
         let mut entries = RawDir::new(&directory.fd, buffer.spare_capacity_mut());
@@ -112,7 +121,7 @@ impl Names {
                 },
                 known => Kind::of(known),
             };
-            window.push(kind, name, escape);
+            window.push(kind, name, spelling);
             if window.bytes() >= WINDOW_BYTES {
                 let file = match &mut spilled {
                     Some(file) => file,
@@ -183,11 +192,13 @@ struct Place {
 }
 
 impl Window {
-    fn push(&mut self, kind: Kind, name: &CStr, escape: bool) {
+    fn push(&mut self, kind: Kind, name: &CStr, spelling: Spelling) {
         let start = self.text.len() as u32;
         self.text.extend_from_slice(name.to_bytes_with_nul());
-        let other = if escape { listed_name(name.to_bytes()) } else { None };
-        let other = other.as_deref().unwrap_or_default().as_bytes();
+        let is_usual = matches!(kind, Kind::File | Kind::Directory);
+        let real = real_name(name.to_bytes()).filter(|_| spelling.placeholders && is_usual);
+        let escaped = if spelling.escape { listed_name(real.unwrap_or(name.to_bytes())) } else { None };
+        let other = escaped.as_ref().map(String::as_bytes).or(real).unwrap_or_default();
         self.text.extend_from_slice(other);
         // Linux has no names longer than 255 bytes.
         let (len, listed_len) = (name.to_bytes().len() as u16, other.len() as u16);
@@ -365,6 +376,8 @@ mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
 
+    const ESCAPED: Spelling = Spelling { escape: true, placeholders: false };
+
     fn all(names: &mut Names) -> Vec<(Kind, Vec<u8>, Vec<u8>)> {
         let mut found = Vec::new();
         while let Some(name) = names.peek() {
@@ -384,7 +397,7 @@ mod tests {
         std::fs::create_dir(top.join("z")).unwrap();
         std::os::unix::fs::symlink("x", top.join("link")).unwrap();
         let directory = SourceDir::root(top).unwrap();
-        let found = all(&mut Names::read(&directory, true).unwrap());
+        let found = all(&mut Names::read(&directory, ESCAPED).unwrap());
         let raw: Vec<&[u8]> = found.iter().map(|(_, raw, _)| &raw[..]).collect();
         assert_eq!(raw, [&b"z"[..], b"\xff", b"a%", b"a\xffz", b"b", b"link", b"zz"]);
         assert_eq!(found[0].0, Kind::Directory);
@@ -392,10 +405,37 @@ mod tests {
         assert!(found.iter().all(|(_, _, listed)| std::str::from_utf8(listed).is_ok()));
 
         let directory = SourceDir::root(top).unwrap();
-        let mut names = Names::read(&directory, false).unwrap();
+        let mut names = Names::read(&directory, Spelling { escape: false, placeholders: false }).unwrap();
         assert!(names.may_have(b"zz") && names.may_have(b"link") && !names.may_have(b"z"));
         let found = all(&mut names);
         assert!(found.iter().all(|(_, raw, listed)| raw == listed));
+    }
+
+    #[test]
+    fn placeholders_are_listed_where_what_they_stand_for_belongs() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path();
+        for name in [&b"b"[..], b"a.kopia-entry", b"\xff.kopia-entry", b".kopia-entry"] {
+            std::fs::write(top.join(std::ffi::OsStr::from_bytes(name)), b"").unwrap();
+        }
+        std::fs::create_dir(top.join("z.kopia-entry")).unwrap();
+        std::os::unix::fs::symlink("x", top.join("link.kopia-entry")).unwrap();
+        let listed = |placeholders| {
+            let directory = SourceDir::root(top).unwrap();
+            let mut names = Names::read(&directory, Spelling { escape: true, placeholders }).unwrap();
+            all(&mut names).into_iter().map(|(_, _, listed)| listed).collect::<Vec<_>>()
+        };
+        let escaped = listed_name(b"\xff").unwrap().into_bytes();
+        let mut files = vec![
+            b".kopia-entry".to_vec(),
+            b"a".to_vec(),
+            b"b".to_vec(),
+            b"link.kopia-entry".to_vec(),
+            escaped,
+        ];
+        files.sort();
+        assert_eq!(listed(true), [vec![b"z".to_vec()], files].concat());
+        assert!(listed(false).contains(&b"a.kopia-entry".to_vec()));
     }
 
     #[test]
@@ -407,10 +447,10 @@ mod tests {
             let name = format!("{:05}\0", number.wrapping_mul(7919) % 100_000);
             let kind = if number % 3 == 0 { Kind::Directory } else { Kind::File };
             let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap();
-            window.push(kind, name, true);
+            window.push(kind, name, ESCAPED);
             expected.push((kind != Kind::Directory, name.to_bytes().to_vec()));
             if number % 100 == 99 {
-                window.push(Kind::Symlink, c"\xff", true);
+                window.push(Kind::Symlink, c"\xff", ESCAPED);
                 expected.push((true, listed_name(b"\xff").unwrap().into_bytes()));
                 window.sort();
                 spilled.add(&window).unwrap();

@@ -12,7 +12,8 @@ use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_uploader::{
-    BackupOptions, Cancel, Progress, Totals, apply_retention, back_up, find_parents, save_snapshot,
+    BackupOptions, Cancel, LogDetails, Progress, Totals, apply_retention, back_up, find_parents,
+    save_snapshot,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,6 +111,8 @@ impl Opened<'_> {
             source,
             description: "test".into(),
             extras: true,
+            placeholders: true,
+            log_details: LogDetails::default(),
             checkpoint_interval: None,
             estimate: false,
             fail_fast: false,

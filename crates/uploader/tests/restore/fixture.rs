@@ -14,7 +14,8 @@ use lifeboat_kopia::snapshot::{
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{DataType, ObjectWriteOptions, Repository};
 use lifeboat_uploader::{
-    BackupOptions, Cancel, Error, Progress, RestoreOptions, RestoreReport, Result, back_up, restore,
+    BackupOptions, Cancel, Error, LogDetails, Progress, RestoreOptions, RestoreReport, Result, back_up,
+    restore,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -74,6 +75,8 @@ impl Fixture {
             policies: Policy::defaults().into(),
             parents: Vec::new(),
             description: String::new(),
+            placeholders: false,
+            log_details: LogDetails::default(),
             extras: true,
             checkpoint_interval: None,
             estimate: false,

@@ -3,7 +3,7 @@
 use super::actions::ActionArgs;
 use crate::commands::parse_duration;
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use lifeboat_kopia::policy::{Policy, TimeOfDay};
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_primitives::splitter::SplitterAlgorithm;
@@ -91,6 +91,73 @@ list_flags! {
 list_flags! {
     /// Read rules from files of these names
     DotIgnore, "NAME", "add-dot-ignore", "remove-dot-ignore", "clear-dot-ignore"
+}
+
+/// How detailed the log of a backup is, 0 (nothing) to 10, or `inherit`. It is written at the level of debugging:
+/// `--log-level debug` shows it, `--log-dir` keeps it.
+#[derive(Debug, Args)]
+pub struct LoggingArgs {
+    /// How detailed the log is about a directory that was backed up, 0 to 10, or `inherit`
+    #[arg(long, value_name = "N")]
+    pub log_dir_snapshotted: Option<Setting<LogDetail>>,
+    /// How detailed the log is about a directory that is left out
+    #[arg(long, value_name = "N")]
+    pub log_dir_ignored: Option<Setting<LogDetail>>,
+    /// How detailed the log is about a file or link that was backed up
+    #[arg(long, value_name = "N")]
+    pub log_entry_snapshotted: Option<Setting<LogDetail>>,
+    /// How detailed the log is about a file or link that is left out
+    #[arg(long, value_name = "N")]
+    pub log_entry_ignored: Option<Setting<LogDetail>>,
+    /// How detailed the log is about a file or link that is as it was
+    #[arg(long, value_name = "N")]
+    pub log_entry_cache_hit: Option<Setting<LogDetail>>,
+    /// Whether the log tells (from 5 on) what a file or link was that is not as it was
+    #[arg(long, value_name = "N")]
+    pub log_entry_cache_miss: Option<Setting<LogDetail>>,
+}
+
+impl LoggingArgs {
+    fn apply(&self, policy: &mut Policy) {
+        let (directories, entries) = (&mut policy.logging.directories, &mut policy.logging.entries);
+        set(&mut directories.snapshotted, &self.log_dir_snapshotted);
+        set(&mut directories.ignored, &self.log_dir_ignored);
+        set(&mut entries.snapshotted, &self.log_entry_snapshotted);
+        set(&mut entries.ignored, &self.log_entry_ignored);
+        set(&mut entries.cache_hit, &self.log_entry_cache_hit);
+        set(&mut entries.cache_miss, &self.log_entry_cache_miss);
+    }
+}
+
+/// How detailed a log is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogDetail(i64);
+
+impl FromStr for LogDetail {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        text.parse().ok().filter(|detail| (0..=10).contains(detail)).map(LogDetail).ok_or(())
+    }
+}
+
+impl From<LogDetail> for i64 {
+    fn from(detail: LogDetail) -> i64 {
+        detail.0
+    }
+}
+
+/// When Windows makes a volume shadow copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShadowCopy {
+    /// Never
+    Never,
+    /// Always, or the backup fails
+    Always,
+    /// When it can
+    WhenAvailable,
+    /// What the policy above says
+    Inherit,
 }
 
 /// What is changed. Numbers and yes-or-no settings also take `inherit`.
@@ -186,6 +253,13 @@ pub struct SetArgs {
     #[command(flatten)]
     pub actions: ActionArgs,
 
+    /// How detailed the log is.
+    #[command(flatten)]
+    pub logging: LoggingArgs,
+    /// When a volume shadow copy is read; for Windows, and kopia there: it changes nothing here
+    #[arg(long, value_name = "MODE")]
+    pub enable_volume_shadow_copy: Option<ShadowCopy>,
+
     /// How many files are read at once
     #[arg(long, value_name = "N")]
     pub max_parallel_file_reads: Option<Setting<u32>>,
@@ -198,6 +272,9 @@ pub struct SetArgs {
     /// Whether nothing is inherited from policies above
     #[arg(long, value_name = "BOOL")]
     pub no_parent: Option<bool>,
+    /// Whether settings are inherited from policies above (the opposite of --no-parent)
+    #[arg(long, value_name = "BOOL", conflicts_with = "no_parent")]
+    pub inherit: Option<bool>,
 }
 
 impl SetArgs {
@@ -208,6 +285,8 @@ impl SetArgs {
         self.apply_files(policy);
         self.apply_schedule(policy)?;
         self.actions.apply(&mut policy.actions)?;
+        self.logging.apply(policy);
+        self.apply_shadow_copy(policy);
         set(&mut policy.error_handling.ignore_file_errors, &self.ignore_file_errors);
         set(&mut policy.error_handling.ignore_directory_errors, &self.ignore_dir_errors);
         set(&mut policy.error_handling.ignore_unknown_types, &self.ignore_unknown_types);
@@ -216,8 +295,20 @@ impl SetArgs {
         if let Some(setting) = self.parallel_upload_above_size_mib {
             policy.upload.parallel_upload_above_size = setting.into_option().map(|mib| i64::from(mib) << 20);
         }
-        policy.no_parent = self.no_parent.unwrap_or(policy.no_parent);
+        let no_parent = self.no_parent.or(self.inherit.map(|inherits| !inherits));
+        policy.no_parent = no_parent.unwrap_or(policy.no_parent);
         Ok(())
+    }
+
+    fn apply_shadow_copy(&self, policy: &mut Policy) {
+        let Some(mode) = self.enable_volume_shadow_copy else { return };
+        policy.os_snapshots.volume_shadow_copy.enable = match mode {
+            ShadowCopy::Never => Some(0),
+            ShadowCopy::Always => Some(1),
+            ShadowCopy::WhenAvailable => Some(2),
+            ShadowCopy::Inherit => None,
+        };
+        eprintln!("Volume shadow copies are made on Windows, by kopia; the setting is kept for it.");
     }
 
     fn apply_retention(&self, policy: &mut Policy) {
@@ -351,6 +442,17 @@ mod tests {
         let fewer = applied(&["--remove-ignore=*.o"], &set).unwrap();
         assert_eq!(fewer.files.ignore, ["*.a"]);
         assert!(applied(&["--clear-ignore"], &set).unwrap().files.ignore.is_empty());
+    }
+
+    #[test]
+    fn details_of_the_log_are_numbers_up_to_ten() {
+        let set = applied(&["--log-dir-ignored=7", "--log-entry-cache-hit=0"], &Policy::default()).unwrap();
+        assert_eq!((set.logging.directories.ignored, set.logging.entries.cache_hit), (Some(7), Some(0)));
+        let inherited = applied(&["--log-dir-ignored=inherit"], &set).unwrap();
+        assert_eq!(inherited.logging.directories.ignored, None);
+        assert!(applied(&["--log-dir-ignored=11"], &set).is_err());
+        let set = applied(&["--enable-volume-shadow-copy=when-available"], &Policy::default()).unwrap();
+        assert_eq!(set.os_snapshots.volume_shadow_copy.enable, Some(2));
     }
 
     #[test]

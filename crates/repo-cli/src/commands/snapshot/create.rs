@@ -6,19 +6,19 @@ use crate::commands::{policy, source_of};
 use crate::output::{self, bytes};
 use crate::progress::{Display, State};
 use crate::session::Session;
+use crate::when::parse_moment;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
 use lifeboat_kopia::policy::PolicyTree;
 use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::snapshot::{IncompleteReason, SnapshotManifest, SourceInfo};
 use lifeboat_repository::Repository as _;
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_uploader::{
-    BackupOptions, BlockBackupOptions, Cancel, MAX_CHECKPOINT_INTERVAL, Progress, StreamBackupOptions,
-    apply_retention, back_up, back_up_block, back_up_stream, find_parents, save_snapshot,
+    BackupOptions, BlockBackupOptions, Cancel, LogDetails, MAX_CHECKPOINT_INTERVAL, Progress,
+    StreamBackupOptions, apply_retention, back_up, back_up_block, back_up_stream, find_parents,
+    save_snapshot,
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -75,6 +75,15 @@ pub struct CreateArgs {
     /// Note this as the time when the snapshot was finished
     #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     pub end_time: Option<Timestamp>,
+    /// How detailed the log is about directories, 0 to 10, whatever the policy says (see --log-level, --log-dir)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..=10))]
+    pub log_dir_detail: Option<i64>,
+    /// How detailed the log is about files and links, 0 to 10, whatever the policy says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..=10))]
+    pub log_entry_detail: Option<i64>,
+    /// Send no notification, as always
+    #[arg(long, hide = true)]
+    pub no_send_snapshot_report: bool,
     /// Keep only what kopia keeps: no extended attributes, hard links, devices, pipes, sockets, holes, names that
     /// are not UTF-8
     #[arg(long)]
@@ -105,27 +114,6 @@ fn parse_percent(text: &str) -> Result<f64, String> {
         Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
         _ => Err("a percentage is a number from 0 to 100".to_owned()),
     }
-}
-
-/// A moment as snapshots are listed with it, in UTC or in the time zone of this machine; or as in RFC 3339.
-fn parse_moment(text: &str) -> Result<Timestamp, String> {
-    let as_listed = || {
-        let (time, zone) = text.rsplit_once(' ')?;
-        let time = DateTime::strptime("%Y-%m-%d %H:%M:%S", time).ok()?;
-        if ["UTC", "GMT"].contains(&zone) {
-            return TimeZone::UTC.to_timestamp(time).ok();
-        }
-        // When clocks are set back, an hour happens twice: the name of the zone tells which one it is.
-        let here = TimeZone::system();
-        let found = [here.to_ambiguous_timestamp(time).earlier(), here.to_ambiguous_timestamp(time).later()];
-        let is_meant = |moment: &Timestamp| here.to_offset_info(*moment).abbreviation() == zone;
-        found.into_iter().flatten().find(is_meant)
-    };
-    text.parse().ok().or_else(as_listed).ok_or_else(|| {
-        "a time is written as 2026-01-31 18:30:00 UTC, in UTC or the time zone of this machine, or as \
-         2026-01-31T18:30:00+01:00"
-            .to_owned()
-    })
 }
 
 /// Notes other times than the real ones. If only one is given, the snapshot took as long as it did.
@@ -266,6 +254,10 @@ impl Creation<'_> {
         report_failures(&manifest, path)
     }
 
+    fn log_details(&self) -> LogDetails {
+        LogDetails { directories: self.args.log_dir_detail, entries: self.args.log_entry_detail }
+    }
+
     fn back_up(
         &self,
         repository: &KopiaRepository,
@@ -292,6 +284,7 @@ impl Creation<'_> {
                 source: source.clone(),
                 policy: (**policies.policy()).clone(),
                 changes: None,
+                actions: self.actions,
                 description: self.args.description.clone(),
                 threads: self.args.parallel,
                 budget,
@@ -305,6 +298,8 @@ impl Creation<'_> {
             source: source.clone(),
             description: self.args.description.clone(),
             extras: !self.args.no_extras,
+            placeholders: true,
+            log_details: self.log_details(),
             checkpoint_interval: Some(self.args.checkpoint_interval),
             estimate: self.session.display() == Display::Bar,
             fail_fast: self.args.fail_fast,
@@ -371,23 +366,4 @@ fn report_failures(manifest: &SnapshotManifest, path: &Path) -> Result<()> {
         );
     }
     Ok(())
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_are_read_as_they_are_listed() {
-        let expected: Timestamp = "2026-01-31T18:30:00Z".parse().unwrap();
-        for text in ["2026-01-31 18:30:00 UTC", "2026-01-31T19:30:00+01:00", &output::time(expected)] {
-            assert_eq!(parse_moment(text), Ok(expected), "{text}");
-        }
-        for text in
-            ["", "yesterday", "2026-01-31 18:30:00", "2026-01-31 18:30:00 XYZ", "2026-02-31 18:30:00 UTC"]
-        {
-            assert!(parse_moment(text).is_err(), "{text}");
-        }
-    }
 }

@@ -9,13 +9,17 @@ use clap::Args;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::connection::{Connection, load_password};
 use lifeboat_kopia::object::WriterOptions;
-use lifeboat_kopia::policy::{PolicySet, save};
+use lifeboat_kopia::policy::{PolicySet, PolicyTree, save};
 use lifeboat_kopia::repo::Access;
-use lifeboat_kopia::snapshot::{self, DirEntry, DirWriter, SnapshotManifest, SourceInfo, SummaryBuilder};
+use lifeboat_kopia::snapshot::{
+    self, DirEntry, DirSummary, DirWriter, EntryType, SnapshotManifest, SourceInfo, SummaryBuilder,
+};
 use lifeboat_primitives::compress::Compressor;
+use lifeboat_uploader::{Ignore, cache_tag, is_cache_tag, rules_in};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
@@ -43,6 +47,9 @@ pub struct MigrateArgs {
     /// Replace policies that are there
     #[arg(long)]
     pub overwrite_policies: bool,
+    /// Leave out what the policies of this repository leave out
+    #[arg(long)]
+    pub apply_ignore_rules: bool,
     /// How many sources are copied at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub parallel: u16,
@@ -78,7 +85,7 @@ pub fn run(session: &Session, args: &MigrateArgs) -> Result<()> {
             sources.entry(snapshot.source.to_string()).or_default().push(snapshot);
         }
     }
-    let outcome = migrate_sources(session, &from, &to, sources.into_values().collect(), args.parallel);
+    let outcome = migrate_sources(session, &from, &to, sources.into_values().collect(), args);
     session.wait(to.repository.close())?;
     outcome
 }
@@ -89,18 +96,20 @@ fn migrate_sources(
     from: &Trees,
     to: &Trees,
     sources: Vec<Vec<&SnapshotManifest>>,
-    parallel: u16,
+    args: &MigrateArgs,
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut failures = Vec::new();
         while let Some(snapshots) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-            failures.extend(snapshots.iter().try_for_each(|old| migrate(session, from, to, old)).err());
+            let copied =
+                snapshots.iter().try_for_each(|old| migrate(session, from, to, old, args.apply_ignore_rules));
+            failures.extend(copied.err());
         }
         failures
     };
     let mut failures: Vec<anyhow::Error> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..args.parallel).map(|_| scope.spawn(work)).collect();
         let ended = threads.into_iter().map(ScopedJoinHandle::join);
         ended
             .flat_map(|ended| ended.unwrap_or_else(|_| vec![anyhow!("a thread that copies has ended")]))
@@ -134,7 +143,13 @@ fn migrate_policies(
     Ok(())
 }
 
-fn migrate(session: &Session, from: &Trees, to: &Trees, old: &SnapshotManifest) -> Result<()> {
+fn migrate(
+    session: &Session,
+    from: &Trees,
+    to: &Trees,
+    old: &SnapshotManifest,
+    apply_ignore_rules: bool,
+) -> Result<()> {
     let is_same =
         |other: &&SnapshotManifest| other.source == old.source && other.start_time == old.start_time;
     let time = output::time(old.start_time);
@@ -156,8 +171,14 @@ fn migrate(session: &Session, from: &Trees, to: &Trees, old: &SnapshotManifest) 
         known: HashMap::new(),
     };
     let root = old.root_entry.as_ref().context("the snapshot has no root")?;
-    let root =
-        copy.entry(root).with_context(|| format!("cannot copy the snapshot of {} at {time}", old.source))?;
+    let leaves_out = apply_ignore_rules.then(|| Level {
+        path: String::new(),
+        policies: policies.clone(),
+        ignore: Arc::new(Ignore::default()),
+    });
+    let root = copy
+        .entry(root, leaves_out.as_ref())
+        .with_context(|| format!("cannot copy the snapshot of {} at {time}", old.source))?;
     let mut new = SnapshotManifest { root_entry: Some(root), ..old.clone() };
     session.wait(snapshot::save(to.repository.manifests(), &mut new))?;
     session.wait(to.repository.flush())?;
@@ -176,11 +197,21 @@ struct Copy<'a> {
     known: HashMap<String, DirEntry>,
 }
 
+/// Where a directory is, and what is left out of the one that it is in.
+struct Level {
+    /// Its path below the root: empty for the root itself, else it begins with a slash.
+    path: String,
+    policies: PolicyTree,
+    ignore: Arc<Ignore>,
+}
+
 impl Copy<'_> {
-    fn entry(&mut self, entry: &DirEntry) -> Result<DirEntry> {
-        let object = match entry.is_dir() {
-            true => return self.directory(entry),
-            false => self.file(entry).with_context(|| format!("cannot copy {:?}", entry.name))?,
+    /// Copies an entry; a directory without what is left out, if `level` says where it is.
+    fn entry(&mut self, entry: &DirEntry, level: Option<&Level>) -> Result<DirEntry> {
+        let object = match (entry.is_dir(), level) {
+            (true, None) => return self.directory(entry),
+            (true, Some(level)) => return self.part_of_directory(entry, level),
+            (false, _) => self.file(entry).with_context(|| format!("cannot copy {:?}", entry.name))?,
         };
         Ok(DirEntry { object, ..entry.clone() })
     }
@@ -214,6 +245,46 @@ impl Copy<'_> {
         if let Some(known) = self.known.get(&directory.object) {
             return Ok(DirEntry { object: known.object.clone(), ..directory.clone() });
         }
+        let copied = self.listing(directory, &directory.summary, |_| Ok(Some(None)))?;
+        self.known.insert(directory.object.clone(), copied.clone());
+        Ok(copied)
+    }
+
+    /// Copies what the policies do not leave out.
+    fn part_of_directory(&mut self, directory: &DirEntry, level: &Level) -> Result<DirEntry> {
+        let from = self.from;
+        let child =
+            |name: &str| -> Result<Option<DirEntry>> { from.browser().below(directory, Path::new(name)) };
+        let is_cache = match cache_tag(&level.policies).map(child).transpose()?.flatten() {
+            Some(tag) if !tag.is_dir() => is_cache_tag(from.read(&tag)?),
+            _ => false,
+        };
+        let rules = |name: &str| match child(name)? {
+            Some(file) if file.entry_type == EntryType::File => Ok(rules_in(from.read(&file)?)?),
+            _ => Ok(Vec::new()),
+        };
+        let invalid = |reason: String| anyhow!("cannot apply the ignore rules of {:?}: {reason}", level.path);
+        let ignore = Ignore::by(&level.ignore, &level.path, &level.policies, rules, invalid)?;
+        self.listing(directory, &None, |entry| {
+            let path = format!("{}/{}", level.path, entry.name);
+            if is_cache
+                || ignore.leaves_out(&path, entry.is_dir())
+                || (!entry.is_dir() && ignore.is_too_large(entry.size))
+            {
+                return Ok(None);
+            }
+            let policies = level.policies.child(&entry.name.to_string());
+            Ok(Some(Some(Level { path, policies, ignore: ignore.clone() })))
+        })
+    }
+
+    /// Copies the entries of a directory that `choose` takes, and says where they are if that matters.
+    fn listing(
+        &mut self,
+        directory: &DirEntry,
+        summary: &Option<DirSummary>,
+        choose: impl Fn(&DirEntry) -> Result<Option<Option<Level>>>,
+    ) -> Result<DirEntry> {
         let options = WriterOptions {
             prefix: Prefix::DIRECTORY,
             compression: self.directories,
@@ -221,24 +292,21 @@ impl Copy<'_> {
             splitter: None,
         };
         let mut object = self.to.repository.objects().writer(options);
-        let (mut listing, mut summary) = (DirWriter::new(), SummaryBuilder::default());
+        let (mut listing, mut found) = (DirWriter::new(), SummaryBuilder::default());
         for entry in self.from.children(directory)? {
-            let entry = self.entry(&entry?)?;
-            summary.add(&entry);
+            let entry = entry?;
+            let Some(level) = choose(&entry)? else { continue };
+            let entry = self.entry(&entry, level.as_ref())?;
+            found.add(&entry);
             listing.push(&entry)?;
             if listing.buffered() >= BUFFER {
                 object.write(&listing.take())?;
             }
         }
         // What failed when the snapshot was taken is in its own summary alone.
-        let summary = match &directory.summary {
-            Some(summary) => summary.clone(),
-            None => summary.build(directory.mtime, ""),
-        };
+        let summary = summary.clone().unwrap_or_else(|| found.build(directory.mtime, ""));
         object.write(&listing.finish(&summary)?)?;
         let object = object.finish()?.to_string();
-        let copied = DirEntry { object, ..directory.clone() };
-        self.known.insert(directory.object.clone(), copied.clone());
-        Ok(copied)
+        Ok(DirEntry { object, summary: Some(summary), ..directory.clone() })
     }
 }

@@ -13,6 +13,9 @@ use lifeboat_kopia::verify::{self, VerifySnapshots};
 use serde_json::json;
 use std::path::Path;
 
+/// So many damages are told to programs; people are told all of them.
+const MOST_TOLD: usize = 10_000;
+
 /// What is verified, and how thoroughly.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
@@ -47,8 +50,13 @@ pub fn run(session: &Session, args: &VerifyArgs) -> Result<()> {
         read_percent: args.verify_files_percent.ceil() as u8,
         parallel: args.parallel,
     };
+    let mut told = Vec::new();
     let mut print = |damage: verify::SnapshotDamage| {
-        eprintln!("damaged: snapshot {} path {:?}: {}", damage.snapshot, damage.path, damage.error);
+        let text = format!("snapshot {} path {:?}: {}", damage.snapshot, damage.path, damage.error);
+        eprintln!("damaged: {text}");
+        if told.len() < MOST_TOLD {
+            told.push(text);
+        }
     };
     let report = session.wait(verify::snapshots(&trees.repository, &options, &mut print))?;
     if args.json.json {
@@ -58,6 +66,7 @@ pub fn run(session: &Session, args: &VerifyArgs) -> Result<()> {
                 "readBytes": report.bytes_read,
             },
             "errorCount": report.damaged,
+            "errorStrings": told,
         }))?;
     } else {
         println!(
