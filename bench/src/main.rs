@@ -6,22 +6,27 @@ mod datasets;
 mod index;
 mod kernels;
 mod latency;
+mod load;
 mod maintenance;
+mod movers;
 mod peers;
 mod pipeline;
 mod place;
 mod plot;
 mod runs;
+mod stage;
 mod table;
+mod watch;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use datasets::Dataset;
 use maintenance::Size;
+use movers::Volume;
 use place::Place;
 use std::path::PathBuf;
 
-/// Measure Lifeboat beside kopia.
+/// Measure Lifeboat beside kopia and Velero.
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(subcommand)]
@@ -40,6 +45,20 @@ enum Command {
     },
     /// Whole backups and restores in memory file systems, beside kopia, restic and rustic
     Runs(RunsArgs),
+    /// Volumes moved in a cluster, beside Velero's node-agent
+    Movers(MoversArgs),
+    /// Many uploads of small volumes on one node of a cluster, beside Velero's node-agent
+    Load {
+        /// How many uploads
+        #[arg(long, default_value_t = 200)]
+        uploads: usize,
+        /// How many of them move at once
+        #[arg(long, default_value_t = 4)]
+        at_once: usize,
+        /// The folder that gets the table (load.md)
+        #[arg(long, default_value = "bench")]
+        output: PathBuf,
+    },
     /// Opening a repository with millions of contents under a memory limit, beside kopia
     Index {
         /// How many contents
@@ -135,6 +154,34 @@ struct RunsArgs {
     output: PathBuf,
 }
 
+#[derive(Debug, Args)]
+struct MoversArgs {
+    /// Size of the file in the first volume in MiB; a size of 0 leaves a volume out
+    #[arg(long, default_value_t = 4096)]
+    large_mib: u64,
+    /// How many files of 100 bytes to 4 KiB are in the second
+    #[arg(long, default_value_t = 200_000)]
+    small_files: u64,
+    /// Size of the device in MiB
+    #[arg(long, default_value_t = 4096)]
+    device_mib: u64,
+    /// The folder that gets the table (movers.md) and the plot (movers.svg)
+    #[arg(long, default_value = "bench")]
+    output: PathBuf,
+}
+
+impl MoversArgs {
+    fn run(&self) -> Result<()> {
+        let wanted = [
+            (self.large_mib, Volume::Files("large", Dataset::LargeFile { mebibytes: self.large_mib })),
+            (self.small_files, Volume::Files("small", Dataset::SmallFiles { count: self.small_files })),
+            (self.device_mib, Volume::Device { mebibytes: self.device_mib }),
+        ];
+        let volumes = wanted.into_iter().filter(|(size, _)| *size > 0).map(|(_, volume)| volume);
+        movers::run(&volumes.collect::<Vec<_>>(), &self.output)
+    }
+}
+
 impl RunsArgs {
     fn run(&self) -> Result<()> {
         let sparse = Dataset::SparseImage { mebibytes: self.sparse_mib, data: self.sparse_mib.div_ceil(32) };
@@ -158,6 +205,8 @@ fn main() -> Result<()> {
         Command::Kernels => kernels::run(),
         Command::Pipeline { mib } => pipeline::run(mib),
         Command::Runs(args) => args.run(),
+        Command::Movers(args) => args.run(),
+        Command::Load { uploads, at_once, output } => load::run(uploads, at_once, &output),
         Command::Index { contents, limit_mib } => index::run(contents, limit_mib),
         Command::Maintenance { contents, files, snapshots, limit_mib, kopia_minutes, folder } => {
             let kopia_limit = std::time::Duration::from_secs(60 * kopia_minutes);

@@ -1,7 +1,5 @@
 //! The figures of a run as a picture: one group of bars for each row, on a scale of powers of ten.
 
-use crate::peers::NAMES;
-use crate::runs::Row;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use std::path::Path;
@@ -10,14 +8,25 @@ const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 90, 170), RGBColor(230, 150, 0), RGBColor(120, 120, 120), RGBColor(170, 60, 60)];
 const ROW_HEIGHT: u32 = 64;
 
-/// Draws the rows that have seconds into an SVG file.
-pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.seconds(0).is_some()).collect();
-    draw_rows(&rows, path).map_err(|error| anyhow!("draw {}: {error}", path.display()))
+/// One row of the picture.
+pub struct Bars {
+    /// What was done.
+    pub what: String,
+    /// What it took each program, in the order of their names; nothing where that is not known.
+    pub seconds: Vec<Option<f64>>,
 }
 
-fn draw_rows(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let seconds = rows.iter().flat_map(|row| (0..NAMES.len()).filter_map(|number| row.seconds(number)));
+/// Draws rows into an SVG file, for up to four programs.
+pub fn draw(names: &[&str], rows: &[Bars], path: &Path) -> Result<()> {
+    draw_rows(names, rows, path).map_err(|error| anyhow!("draw {}: {error}", path.display()))
+}
+
+fn draw_rows(
+    names: &[&str],
+    rows: &[Bars],
+    path: &Path,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let seconds = rows.iter().flat_map(|row| row.seconds.iter().flatten().copied());
     let (least, most) = seconds.fold((1.0_f64, 1.0_f64), |(least, most), s| (least.min(s), most.max(s)));
     let least = (least / 2.0).max(0.001);
     let height = 90 + ROW_HEIGHT * u32::try_from(rows.len())?;
@@ -35,10 +44,13 @@ fn draw_rows(rows: &[&Row], path: &Path) -> std::result::Result<(), Box<dyn std:
         .disable_y_axis()
         .x_label_formatter(&|x| format!("{x:.2}"))
         .draw()?;
-    for (number, (name, colour)) in NAMES.into_iter().zip(COLOURS).enumerate() {
+    for (number, (name, colour)) in names.iter().copied().zip(COLOURS).enumerate() {
         let bars = rows.iter().enumerate().filter_map(|(at, row)| {
             let top = at as f64 + 0.3 + 0.16 * number as f64;
-            Some(Rectangle::new([(least, top), (row.seconds(number)?, top + 0.14)], colour.filled()))
+            Some(Rectangle::new(
+                [(least, top), (row.seconds.get(number).copied().flatten()?, top + 0.14)],
+                colour.filled(),
+            ))
         });
         chart
             .draw_series(bars)?

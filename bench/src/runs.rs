@@ -3,7 +3,7 @@
 use crate::datasets::Dataset;
 use crate::peers::{self, NAMES, Peer, TIME_LIMIT};
 use crate::place::{Location, Place};
-use crate::plot;
+use crate::plot::{self, Bars};
 use crate::table::{Table, ratio};
 use anyhow::{Context, Result, ensure};
 use lifeboat_testkit::cgroup::run_limited;
@@ -204,7 +204,11 @@ fn write(rows: &[Row], missing: &[String], output: &Path) -> Result<()> {
     let mut text = format!("`cargo xtask bench {}`\n\n{}", words.join(" "), table(rows));
     missing.iter().for_each(|hint| text.push_str(&format!("\n{hint}\n")));
     std::fs::write(path("runs.md"), text).context("write the table")?;
-    plot::draw(rows, &path("runs.svg"))
+    let bars = rows.iter().filter(|row| row.seconds(0).is_some()).map(|row| Bars {
+        what: row.what.clone(),
+        seconds: (0..NAMES.len()).map(|number| row.seconds(number)).collect(),
+    });
+    plot::draw(&NAMES, &bars.collect::<Vec<_>>(), &path("runs.svg"))
 }
 
 fn median(costs: &[Cost]) -> Cost {

@@ -15,12 +15,23 @@ pub struct Args {
     arguments: Vec<String>,
 }
 
+/// What is measured in a cluster.
+const IN_CLUSTER: [&str; 2] = ["movers", "load"];
+
 /// Runs the command.
 pub fn main(args: &Args) -> Result<()> {
-    tools::install_groups(&[Group::Peers])?;
-    tools::install_named(&["restic", "rustic"])?;
-    // Whole runs are measured with the program that users run, built beside the benchmark.
-    cargo(&["build", "--release", "--package", "lifeboat-repo-cli", "--package", "lifeboat-bench"])?;
+    let in_cluster = args.arguments.first().is_some_and(|what| IN_CLUSTER.contains(&what.as_str()));
+    if in_cluster {
+        tools::install_named(&["cluster", "minio"])?;
+    } else {
+        tools::install_groups(&[Group::Peers])?;
+        tools::install_named(&["restic", "rustic"])?;
+    }
+    // Measured is the program that users run, built beside the benchmark, as is what a cluster is made of.
+    let measured: &[&str] =
+        if in_cluster { &["lifeboat-cli", "lifeboat-testbed"] } else { &["lifeboat-repo-cli"] };
+    let packages = measured.iter().chain(&["lifeboat-bench"]).flat_map(|name| ["--package", name]);
+    cargo(&["build", "--release", "--bins"].into_iter().chain(packages).collect::<Vec<_>>())?;
     // `cargo run` would build it once more: by itself it needs fewer features of what both depend on.
     let program = target_folder().join("release/lifeboat-bench");
     let status = Command::new(&program)

@@ -4,10 +4,10 @@
 //! deleted, refused or killed on the way, the data stays and the next look goes on from there.
 
 use crate::snapshot::{DELETE, RETAIN};
-use crate::step::{pod_at_last, remove, stranger};
+use crate::step::{forget, pod_at_last, remove, stranger};
 use crate::upload::drop_volume;
 use crate::{
-    Action, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings, cache_claim,
+    Action, After, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings, cache_claim,
     hosting_pod, ledger, restore_claim,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -89,6 +89,32 @@ impl Seen {
             seen.volume = Api::all(client.clone()).get_opt(volume).await?;
         }
         Ok(seen)
+    }
+
+    /// The same after a write.
+    pub fn take_in(&mut self, operation: &Operation, after: After) {
+        match after {
+            After::Pod(pod) => self.pod = Some(*pod),
+            After::Volume(volume) => self.volume = Some(*volume),
+            After::Claim(claim) => {
+                let here = claim.namespace().as_ref() == Some(&operation.namespace);
+                let slot = match claim.name_any() {
+                    name if here && name == operation.name => &mut self.claim,
+                    name if here && name == operation.cache_claim_name() => &mut self.cache,
+                    _ => &mut self.target,
+                };
+                *slot = Some(*claim);
+            }
+            // Restores have none.
+            After::Snapshot(_) | After::Content(_) => {}
+            After::Gone(gone) => {
+                forget(&mut self.pod, &gone);
+                forget(&mut self.volume, &gone);
+                forget(&mut self.claim, &gone);
+                forget(&mut self.cache, &gone);
+                forget(&mut self.target, &gone);
+            }
+        }
     }
 
     /// All that carries the operation's name.

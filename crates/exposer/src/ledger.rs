@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub const HOSTS: &str = "lifeboat.io/hosts";
 /// The operation that a temporary object serves, as `Kind/namespace/name/uid`.
 pub const OWNER: &str = "lifeboat.io/owner";
+/// The label that says which agent made a temporary object.
+pub const MADE_BY: &str = "lifeboat.io/made-by";
 /// How long after it was made a temporary object counts as forgotten.
 pub const EXPIRES_AFTER: &str = "lifeboat.io/expires-after";
 /// Longer than any operation takes: a server gives up on one after four hours unless it is told otherwise.

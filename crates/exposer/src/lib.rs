@@ -31,5 +31,5 @@ pub use diagnosis::{Thing, diagnose};
 pub use operation::{Direction, Kind, Operation};
 pub use pod::{CACHE_PATH, HostedVolume, VolumeSource, hosting_pod};
 pub use resources::{ResourceError, pod_resources};
-pub use step::{Action, Next, Object, ObjectKind, Outcome, Waiting, perform, remove_pod};
+pub use step::{Action, After, Next, Object, ObjectKind, Outcome, Waiting, perform, remove_pod};
 pub use surroundings::{HOST_PODS, KUBELET_ROOT, MOVER_ACCOUNT, MOVER_USER, Surroundings, SurroundingsError};

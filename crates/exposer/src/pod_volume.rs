@@ -4,9 +4,10 @@
 //! follows from the names of pod, volume and plugin ([`folder`]), so nobody has to look around on the node. The mount asks
 //! for a folder that is there: a place that turns out to be wrong is an error of the pod, never an empty backup.
 
-use crate::step::{clean_in_order, pod_at_last, stranger};
+use crate::step::{clean_in_order, forget, pod_at_last, stranger};
 use crate::{
-    Action, HostedVolume, Next, ObjectKind, Operation, Placement, Surroundings, cache_claim, hosting_pod,
+    Action, After, HostedVolume, Next, ObjectKind, Operation, Placement, Surroundings, cache_claim,
+    hosting_pod,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -113,6 +114,20 @@ impl Seen {
             cache: claims.get_opt(&operation.cache_claim_name()).await?,
             pod: pods.get_opt(&operation.name).await?,
         })
+    }
+
+    /// The same after a write.
+    pub fn take_in(&mut self, after: After) {
+        match after {
+            After::Pod(pod) => self.pod = Some(*pod),
+            After::Claim(cache) => self.cache = Some(*cache),
+            // Nothing of that kind is made for it.
+            After::Volume(_) | After::Snapshot(_) | After::Content(_) => {}
+            After::Gone(gone) => {
+                forget(&mut self.pod, &gone);
+                forget(&mut self.cache, &gone);
+            }
+        }
     }
 
     fn objects(&self) -> [(ObjectKind, Option<&ObjectMeta>); 2] {

@@ -56,6 +56,23 @@ pub enum Action {
     Delete(Object),
 }
 
+impl Action {
+    /// The same; an object that it makes says who made it, who can then ask to be told of it and of no other.
+    #[must_use]
+    pub fn made_by(mut self, maker: &str) -> Self {
+        let metadata = match &mut self {
+            Self::CreateSnapshot(object) => &mut object.metadata,
+            Self::CreateContent(object) => &mut object.metadata,
+            Self::CreateClaim(object) => &mut object.metadata,
+            Self::CreatePod(object) => &mut object.metadata,
+            Self::Patch(..) | Self::Delete(_) => return self,
+        };
+        let labels = metadata.labels.get_or_insert_default();
+        labels.insert(ledger::MADE_BY.to_owned(), maker.to_owned());
+        self
+    }
+}
+
 /// An object that was seen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Object {
@@ -155,12 +172,45 @@ pub(crate) fn stranger(operation: &Operation, all: &[(ObjectKind, Option<&Object
 }
 
 /// What became of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It was done.
-    Done,
+    /// It was done, and this is what the cluster has now.
+    Done(After),
     /// The object is not what it was when it was looked at: look again.
     Stale,
+}
+
+/// An object after a write.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum After {
+    Pod(Box<Pod>),
+    Claim(Box<PersistentVolumeClaim>),
+    Volume(Box<PersistentVolume>),
+    Snapshot(Box<VolumeSnapshot>),
+    Content(Box<VolumeSnapshotContent>),
+    /// Nothing is left of it.
+    Gone(Object),
+}
+
+macro_rules! after {
+    ($($kind:ident => $name:ident),*) => {
+        $(impl From<$kind> for After {
+            fn from(object: $kind) -> Self {
+                Self::$name(Box::new(object))
+            }
+        })*
+    };
+}
+
+after!(
+    Pod => Pod, PersistentVolumeClaim => Claim, PersistentVolume => Volume, VolumeSnapshot => Snapshot,
+    VolumeSnapshotContent => Content
+);
+
+/// Forgets an object that is gone.
+pub(crate) fn forget<K: Resource>(slot: &mut Option<K>, gone: &Object) {
+    slot.take_if(|object| object.meta().uid.as_ref() == Some(&gone.uid));
 }
 
 /// Does what a step asks for.
@@ -212,15 +262,15 @@ where
 
 async fn create<K>(api: &Api<K>, object: &K) -> Result<Outcome, kube::Error>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Into<After>,
 {
     tracing::debug!(kind = %K::kind(&()), name = %object.name_any(), "create");
-    settle(api.create(&PostParams::default(), object).await)
+    settle(api.create(&PostParams::default(), object).await.map(Into::into))
 }
 
 async fn patch<K>(api: &Api<K>, object: &Object, change: &Value) -> Result<Outcome, kube::Error>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Into<After>,
 {
     tracing::debug!(kind = object.kind.name(), name = %object.name, "patch");
     let mut change = change.clone();
@@ -229,25 +279,31 @@ where
         Some(metadata) => metadata.extend(guard.as_object().cloned().unwrap_or_default()),
         None => change["metadata"] = guard,
     }
-    settle(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(change)).await)
+    settle(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(change)).await.map(Into::into))
 }
 
 async fn delete<K>(api: &Api<K>, object: &Object) -> Result<Outcome, kube::Error>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Into<After>,
 {
     tracing::debug!(kind = object.kind.name(), name = %object.name, "delete");
     let parameters = DeleteParams::background().grace_period(0).preconditions(Preconditions {
         uid: Some(object.uid.clone()),
         resource_version: Some(object.version.clone()),
     });
-    settle(api.delete(&object.name, &parameters).await)
+    let answer = api.delete(&object.name, &parameters).await;
+    // What nobody holds goes at once, also if the answer shows it once more.
+    let held = |left: &K| !left.finalizers().is_empty();
+    settle(
+        answer
+            .map(|answer| answer.left().filter(held).map_or_else(|| After::Gone(object.clone()), Into::into)),
+    )
 }
 
 /// That an object has changed, is there already or is gone means that there is a newer picture to look at.
-fn settle<T>(result: Result<T, kube::Error>) -> Result<Outcome, kube::Error> {
+fn settle(result: Result<After, kube::Error>) -> Result<Outcome, kube::Error> {
     match result {
-        Ok(_) => Ok(Outcome::Done),
+        Ok(after) => Ok(Outcome::Done(after)),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Outcome::Stale),
         Err(other) => Err(other),
     }

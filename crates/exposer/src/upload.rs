@@ -9,9 +9,9 @@ use crate::snapshot::{
     ContentSource, DELETE, RETAIN, SnapshotSource, VolumeSnapshot, VolumeSnapshotContent,
     VolumeSnapshotContentSpec, VolumeSnapshotSpec,
 };
-use crate::step::{pod_at_last, remove, stranger};
+use crate::step::{forget, pod_at_last, remove, stranger};
 use crate::{
-    Action, BackupClaim, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings,
+    Action, After, BackupClaim, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings,
     backup_claim, hosting_pod, ledger,
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -112,6 +112,33 @@ impl Seen {
             seen.source_content = contents.get_opt(&source_content).await?;
         }
         Ok(seen)
+    }
+
+    /// The same after a write.
+    pub fn take_in(&mut self, operation: &Operation, after: After) {
+        match after {
+            After::Pod(pod) => self.pod = Some(*pod),
+            After::Claim(claim) => self.claim = Some(*claim),
+            After::Volume(volume) => self.volume = Some(*volume),
+            After::Snapshot(snapshot) => {
+                let ours = snapshot.name_any() == operation.name
+                    && snapshot.namespace().as_ref() == Some(&operation.namespace);
+                *if ours { &mut self.snapshot } else { &mut self.source_snapshot } = Some(*snapshot);
+            }
+            After::Content(content) => {
+                let ours = content.name_any() == operation.name;
+                *if ours { &mut self.content } else { &mut self.source_content } = Some(*content);
+            }
+            After::Gone(gone) => {
+                forget(&mut self.pod, &gone);
+                forget(&mut self.claim, &gone);
+                forget(&mut self.volume, &gone);
+                forget(&mut self.snapshot, &gone);
+                forget(&mut self.content, &gone);
+                forget(&mut self.source_snapshot, &gone);
+                forget(&mut self.source_content, &gone);
+            }
+        }
     }
 
     /// The content that the snapshot was made with: noted when it was taken over, else named by the snapshot.

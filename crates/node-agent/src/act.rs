@@ -6,6 +6,7 @@ use crate::exposing::Exposed;
 use crate::look::{Look, host, look, movers_lost};
 use crate::machine::{Action, decide};
 use crate::operation::notes;
+use crate::peers::maker;
 use crate::reasons::{WAITS, running_pod, why};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -96,7 +97,8 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             agent.forget(&object.uid().unwrap_or_default());
             Ok(Turn::Never)
         }
-        Action::Leave => Ok(Turn::Later(MUCH_LATER)),
+        // Should it fall to us, we look again.
+        Action::Leave => Ok(Turn::Never),
         Action::Wait => wait(agent, object, &seen).await,
         Action::AddFinalizer => {
             change(agent, object, |it| it.finalizers_mut().push(K::FINALIZER.to_owned())).await
@@ -134,15 +136,9 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             .await
         }
         Action::RecordResult => record(agent, object, &seen).await,
-        Action::HandOver => {
-            let next = seen.seen.as_ref().map(|hosting| object.hand_over(hosting));
-            step(agent, object, next).await
-        }
+        Action::HandOver => steps(agent, object, seen.seen, K::hand_over).await,
         Action::Finish(phase) => finish(agent, object, seen, phase).await,
-        Action::CleanUp => {
-            let next = seen.seen.as_ref().map(|hosting| object.clean(hosting));
-            step(agent, object, next).await
-        }
+        Action::CleanUp => steps(agent, object, seen.seen, K::clean).await,
     }
 }
 
@@ -196,6 +192,9 @@ async fn take<K: Exposed>(
 
 /// Takes the next steps of the exposer, as far as they go without waiting.
 async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
+    if seen.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        return wait_for_pod(agent, &object, &seen).await;
+    }
     // What is in memory may be older than our own last write: nothing is made for an operation that is over by now.
     let current = agent.api::<K>().get_opt(&object.name_any()).await?;
     let Some(current) = current.filter(|it| it.uid() == object.uid()) else { return Ok(Turn::Never) };
@@ -203,9 +202,6 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
         return Ok(Turn::Again(current));
     }
     let mut hosting = object.look(agent, false).await?;
-    if seen.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()) {
-        return wait_for_pod(agent, &object, &seen, &hosting).await;
-    }
     let details = object.details(agent, &hosting).await?;
     for _ in 0..STEPS {
         let next = match &details {
@@ -213,23 +209,25 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
             Err(instead) => instead.clone(),
         };
         match next {
-            Next::Do(step) => match perform(&agent.client, &step).await {
-                Ok(Outcome::Done) => hosting = object.look(agent, false).await?,
-                Ok(Outcome::Stale) => return Ok(Turn::Later(SOON)),
-                Err(error) => {
-                    let waiting = Waiting {
-                        for_what: format!("the cluster to accept an object that is needed: {error}"),
-                        advice: "see to it that quotas, policies and permissions allow it",
-                    };
-                    explain(agent, &object, &waiting).await?;
-                    return Ok(Turn::Later(LATER));
+            Next::Do(step) => {
+                match perform(&agent.client, &step.made_by(&maker(&agent.options.node))).await {
+                    Ok(Outcome::Done(after)) => object.take_in(&mut hosting, after),
+                    Ok(Outcome::Stale) => return Ok(Turn::Later(SOON)),
+                    Err(error) => {
+                        let waiting = Waiting {
+                            for_what: format!("the cluster to accept an object that is needed: {error}"),
+                            advice: "see to it that quotas, policies and permissions allow it",
+                        };
+                        explain(agent, &object, &waiting).await?;
+                        return Ok(Turn::Later(LATER));
+                    }
                 }
-            },
+            }
             Next::Wait(waiting) => {
                 explain(agent, &object, &waiting).await?;
                 return Ok(Turn::Later(pace(agent, &object)));
             }
-            Next::Done => return wait_for_pod(agent, &object, &seen, &hosting).await,
+            Next::Done => return wait_for_pod(agent, &object, &seen).await,
             Next::Impossible(reason) => {
                 let seen = seen.broken(reason);
                 return match decide(&seen.observation) {
@@ -258,15 +256,11 @@ fn waited<K: Exposed>(agent: &Agent, object: &K) -> i64 {
 }
 
 /// Everything is made; says what the hosting pod waits for.
-async fn wait_for_pod<K: Exposed>(
-    agent: &Agent,
-    object: &K,
-    seen: &Look<K>,
-    hosting: &K::Seen,
-) -> Result<Turn<K>, Error> {
+async fn wait_for_pod<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     let mut for_what = running_pod(object);
     if waited(agent, object) > DOUBT {
-        let diagnosis = diagnose(&agent.client, &K::things(hosting)).await;
+        let hosting = object.look(agent, false).await?;
+        let diagnosis = diagnose(&agent.client, &K::things(&hosting)).await;
         for_what.push_str(&format!(": {diagnosis}"));
     } else if let Some(words) = &seen.hosted.words {
         for_what.push_str(&format!(": {words}"));
@@ -393,20 +387,28 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
     turn
 }
 
-/// Takes one step of the exposer after the data was moved.
-async fn step<K: Exposed>(agent: &Agent, object: K, next: Option<Next>) -> Result<Turn<K>, Error> {
-    match next {
-        Some(Next::Do(step)) => {
-            perform(&agent.client, &step).await?;
-            Ok(Turn::Again(object))
+/// Takes the steps of the exposer after the data was moved, as far as they go without waiting.
+async fn steps<K: Exposed>(
+    agent: &Agent,
+    object: K,
+    hosting: Option<K::Seen>,
+    next: impl Fn(&K, &K::Seen) -> Next,
+) -> Result<Turn<K>, Error> {
+    let Some(mut hosting) = hosting else { return Ok(Turn::Later(SOON)) };
+    for _ in 0..STEPS {
+        match next(&object, &hosting) {
+            Next::Do(step) => match perform(&agent.client, &step).await? {
+                Outcome::Done(after) => object.take_in(&mut hosting, after),
+                Outcome::Stale => return Ok(Turn::Again(object)),
+            },
+            Next::Wait(waiting) => {
+                tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
+                return Ok(Turn::Later(SOON));
+            }
+            Next::Done | Next::Impossible(_) => return Ok(Turn::Again(object)),
         }
-        Some(Next::Wait(waiting)) => {
-            tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
-            Ok(Turn::Later(SOON))
-        }
-        Some(Next::Done | Next::Impossible(_)) => Ok(Turn::Again(object)),
-        None => Ok(Turn::Later(SOON)),
     }
+    Ok(Turn::Later(SOON))
 }
 
 /// Writes the end, with what is to be said about it.

@@ -2,15 +2,18 @@
 
 use crate::metrics::Metrics;
 use crate::operation::{VolumeOperation, notes};
-use crate::peers::Peers;
+use crate::peers::{Peers, maker};
+use crate::recent::Recent;
 use crate::settings::{Settings, Sources, USUAL_NAME};
 use crate::{Error, Options};
 use futures::channel::mpsc::UnboundedSender;
 use futures::{Stream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, ObjectReference, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
 };
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::PartialObjectMeta;
@@ -42,12 +45,14 @@ pub(crate) struct Agent {
     pub(crate) metrics: Metrics,
     pub(crate) recorder: Recorder,
     pub(crate) stores: Stores,
+    pub(crate) storage_classes: Recent<StorageClass>,
+    pub(crate) daemon_sets: Recent<DaemonSet>,
     settings: watch::Receiver<Arc<Settings>>,
-    /// Hosting pods of all operations.
-    pods: Store<Pod>,
+    /// Hosting pods that this agent made, whatever node they are on.
+    made_pods: Store<Pod>,
     /// The agents at work, this one among them.
     peers: watch::Receiver<Arc<Peers>>,
-    /// All pods of this node, as far as they matter to what is restored into them.
+    /// All pods of this node: hosting pods, and the others as far as they matter to what is restored into them.
     local_pods: Store<Pod>,
     /// What movers last said of their progress, by the operation's UID.
     progress: Mutex<HashMap<String, Progress>>,
@@ -89,7 +94,7 @@ impl Agent {
         };
         let first = Arc::new(sources.read(&client).await?);
         let (announce, settings) = watch::channel(first);
-        let (pods, pods_writer) = reflector::store();
+        let (made_pods, made_pods_writer) = reflector::store();
         let (announce_peers, peers) = watch::channel(Arc::default());
         let (local_pods, local_pods_writer) = reflector::store();
         let reporter =
@@ -99,8 +104,10 @@ impl Agent {
             client: client.clone(),
             metrics,
             stores,
+            storage_classes: Recent::default(),
+            daemon_sets: Recent::default(),
             settings,
-            pods: pods.clone(),
+            made_pods: made_pods.clone(),
             peers: peers.clone(),
             local_pods: local_pods.clone(),
             progress: Mutex::default(),
@@ -108,10 +115,12 @@ impl Agent {
             options,
         });
         let namespace = &agent.options.namespace;
-        let hosting = watcher::Config::default().labels(ledger::HOSTS);
+        // What others make is theirs to see to until it is on this node.
+        let made_here = format!("{}={}", ledger::MADE_BY, maker(&agent.options.node));
+        let made_here = watcher::Config::default().labels(&made_here);
         let pods_api: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        let hosting_pods = watcher(pods_api.clone(), hosting.clone()).default_backoff();
-        let hosting_pods = hosting_pods.modify(|pod| pod.metadata.managed_fields = None).reflect(pods_writer);
+        let hosting_pods = watcher(pods_api.clone(), made_here.clone()).default_backoff();
+        let hosting_pods = hosting_pods.modify(keep_what_matters).reflect(made_pods_writer);
         follow(&agent, hosting_pods.touched_objects());
         follow_peers(pods_api, &agent.options, announce_peers);
         let on_this_node =
@@ -123,14 +132,14 @@ impl Agent {
         );
         let claims: Api<PartialObjectMeta<PersistentVolumeClaim>> =
             Api::namespaced(client.clone(), namespace);
-        follow(&agent, watcher(claims, hosting.clone()).default_backoff().touched_objects());
+        follow(&agent, watcher(claims, made_here.clone()).default_backoff().touched_objects());
         let snapshots: Api<PartialObjectMeta<VolumeSnapshot>> = Api::namespaced(client.clone(), namespace);
-        follow(&agent, watcher(snapshots, hosting).default_backoff().touched_objects());
+        follow(&agent, watcher(snapshots, made_here).default_backoff().touched_objects());
         listen(&agent);
         reread(&agent, sources, announce);
         // Slots and queues are counted over all kinds, so nothing is done before all lists are complete. Nobody else may wait
         // for these: of several that do, a store wakes the last one only.
-        pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        made_pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         let mut peers = peers;
         peers.changed().await.map_err(|_| Error::WatchEnded)?;
         local_pods.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
@@ -153,9 +162,10 @@ impl Agent {
         Api::namespaced(self.client.clone(), &self.options.namespace)
     }
 
-    /// The hosting pod of this name, as it was last seen.
+    /// The hosting pod of this name, as it was last seen, if it is on this node or was made by this agent.
     pub(crate) fn pod(&self, name: &str) -> Option<Arc<Pod>> {
-        self.pods.get(&ObjectRef::new(name).within(&self.options.namespace))
+        let name = ObjectRef::new(name).within(&self.options.namespace);
+        self.local_pods.get(&name).or_else(|| self.made_pods.get(&name))
     }
 
     /// A pod of this node, of any namespace.
@@ -175,6 +185,11 @@ impl Agent {
     /// The agents at work; this one is.
     pub(crate) fn peers(&self) -> Arc<Peers> {
         Arc::clone(&self.peers.borrow())
+    }
+
+    /// Tells when agents come or go.
+    pub(crate) fn peer_changes(&self) -> watch::Receiver<Arc<Peers>> {
+        self.peers.clone()
     }
 
     /// Whether a node is lost: it has stopped renewing its lease, or is no part of the cluster any more. Only nodes whose agent is
@@ -402,6 +417,7 @@ fn follow_peers(pods: Api<Pod>, options: &Options, announce: watch::Sender<Arc<P
     let (agents, writer) = reflector::store();
     let changes = watcher(pods, of_agents).default_backoff().modify(keep_what_matters).reflect(writer);
     let own = options.node.clone();
+    let mut first = true;
     tokio::spawn(changes.for_each(move |event| {
         match &event {
             // The list is not complete.
@@ -409,7 +425,13 @@ fn follow_peers(pods: Api<Pod>, options: &Options, announce: watch::Sender<Arc<P
             Ok(_) => {
                 let ready = agents.state_filter(is_ready);
                 let nodes = ready.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
-                announce.send_replace(Arc::new(Peers::of(nodes.chain([own.clone()]))));
+                let first = std::mem::take(&mut first);
+                announce.send_if_modified(|known| {
+                    let now = Arc::new(known.followed_by(nodes.chain([own.clone()])));
+                    let changed = first || *known != now;
+                    *known = now;
+                    changed
+                });
             }
             Err(_) => log_failure(&event),
         }
@@ -434,7 +456,7 @@ where
     });
 }
 
-/// Has another look at what is to be restored into a pod of this node whenever that pod changes.
+/// Has another look at what a pod of this node hosts, or what is to be restored into it, whenever that pod changes.
 fn follow_pods(
     agent: &Arc<Agent>,
     changes: impl Stream<Item = Result<Pod, watcher::Error>> + Send + 'static,
@@ -443,6 +465,7 @@ fn follow_pods(
     tokio::spawn(changes.for_each(move |change| {
         match &change {
             Ok(pod) => {
+                nudge_owner(&agent, &pod.metadata);
                 let waits =
                     |it: &PodVolumeRestore| it.phase() == Phase::New && it.spec.pod.uid == pod.metadata.uid;
                 for restore in agent.stores.pod_restores.state_filter(waits) {
@@ -455,9 +478,12 @@ fn follow_pods(
     }));
 }
 
-/// Most of a pod is of no interest here, and there are many.
+/// Most of a pod that hosts nothing is of no interest here, and there are many.
 fn keep_what_matters(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
+    if pod.labels().contains_key(ledger::HOSTS) {
+        return;
+    }
     pod.metadata.annotations = None;
     pod.metadata.labels = None;
     if let Some(spec) = &mut pod.spec {

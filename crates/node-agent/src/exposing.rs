@@ -16,7 +16,7 @@ use lifeboat_api::config::BackupPvc;
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_api::{Duration, NodeOs};
 use lifeboat_exposer::{
-    HostedVolume, Next, Placement, Surroundings, Thing, VolumeSource, Waiting, cache_size, download,
+    After, HostedVolume, Next, Placement, Surroundings, Thing, VolumeSource, Waiting, cache_size, download,
     pod_resources, upload,
 };
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ const LATE: &str = "WaitForFirstConsumer";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// With this annotation the copy must not be on a node that has the original.
 const FAST_CLONE: &str = "csi.vsphere.volume/fast-provisioning";
-pub(crate) const OS_LABEL: &str = "kubernetes.io/os";
+const OS_LABEL: &str = "kubernetes.io/os";
 /// The program in the image, if the DaemonSet does not say.
 const PROGRAM: &str = "/velero";
 
@@ -51,12 +51,18 @@ pub(crate) trait Exposed: VolumeOperation {
     /// Whether something of the hosting is for somebody else when the data was moved.
     const HANDS_OVER: bool = false;
 
+    /// The node whose agent has to see to it, as far as that is known without asking.
+    fn home(&self, _: &Agent) -> Option<String> {
+        None
+    }
     /// What has to be so before it can be taken.
     fn gate(&self, _: &Agent) -> impl Future<Output = Result<Gate, kube::Error>> + Send {
         std::future::ready(Ok(Gate::default()))
     }
     /// Looks at the cluster; `all` also at what is needed only for cleaning up.
     fn look(&self, agent: &Agent, all: bool) -> impl Future<Output = Result<Self::Seen, kube::Error>> + Send;
+    /// The same hosting after a write.
+    fn take_in(&self, seen: &mut Self::Seen, after: After);
     /// What hosting objects are made from, or what is to be said instead.
     fn details(
         &self,
@@ -91,6 +97,10 @@ impl Exposed for DataUpload {
         upload::Seen::look(&agent.client, &self.operation(), source(self).as_ref(), all).await
     }
 
+    fn take_in(&self, seen: &mut Self::Seen, after: After) {
+        seen.take_in(&self.operation(), after);
+    }
+
     async fn details(&self, agent: &Agent, _: &Self::Seen) -> Result<Result<Self::Details, Next>, Error> {
         let Some(source) = source(self) else {
             return Ok(Err(Next::Impossible("spec.csiSnapshot is missing".to_owned())));
@@ -120,6 +130,10 @@ impl Exposed for DataDownload {
     async fn look(&self, agent: &Agent, _: bool) -> Result<Self::Seen, kube::Error> {
         let volume = self.note(notes::MOVED);
         download::Seen::look(&agent.client, &self.operation(), Some(&target(self)), volume).await
+    }
+
+    fn take_in(&self, seen: &mut Self::Seen, after: After) {
+        seen.take_in(&self.operation(), after);
     }
 
     async fn details(&self, agent: &Agent, seen: &Self::Seen) -> Result<Result<Self::Details, Next>, Error> {
@@ -206,14 +220,13 @@ async fn upload_details(
         Some(name) => Api::<PersistentVolume>::all(agent.client.clone()).get_opt(name).await?,
         None => None,
     };
-    let attached = attached_nodes(agent, volume.as_ref()).await;
-    let excluded = excluded_nodes(attached.as_ref(), &mut configured);
+    let excluded = excluded_nodes(agent, volume.as_ref(), &mut configured).await;
     let placement = Placement {
         node: None,
         allowed: Placement::allowed_for(&settings.config.load_affinity, &class),
         reachable: reachable(source_class.as_ref(), volume.as_ref()),
         excluded,
-        os: Some(source_os(agent, &claim, &storage_class, block, attached.unwrap_or_default()).await?),
+        os: Some(source_os(agent, &claim, volume.as_ref(), &storage_class, block).await?),
     };
     let no_relabeling = configured.spc_no_relabeling && configured.read_only;
     if configured.spc_no_relabeling && !configured.read_only {
@@ -317,7 +330,8 @@ pub(crate) async fn surroundings(agent: &Agent, os: Option<NodeOs>) -> Result<(S
     let suffix = if os == Some(NodeOs::Windows) { "-windows" } else { "" };
     let name = format!("{}{suffix}", agent.options.daemon_set);
     let sets: Api<DaemonSet> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
-    let set = sets.get(&name).await?;
+    let set = agent.daemon_sets.get_opt(&sets, &name).await?;
+    let set = set.ok_or_else(|| Error::Gone { daemon_set: name })?;
     let containers = set.spec.as_ref().and_then(|spec| Some(&spec.template.spec.as_ref()?.containers));
     let command = containers.and_then(|all| all.first()?.command.as_ref()?.first().cloned());
     Ok((Surroundings::of(&set)?, command.unwrap_or_else(|| PROGRAM.to_owned())))
@@ -327,7 +341,7 @@ async fn storage_class(agent: &Agent, name: &str) -> Result<Option<StorageClass>
     if name.is_empty() {
         return Ok(None);
     }
-    Api::all(agent.client.clone()).get_opt(name).await
+    agent.storage_classes.get_opt(&Api::all(agent.client.clone()), name).await
 }
 
 /// Nodes that can reach the copy, if the class makes volumes near their users: those that reach the original.
@@ -344,18 +358,18 @@ fn reachable(class: Option<&StorageClass>, volume: Option<&PersistentVolume>) ->
 async fn source_os(
     agent: &Agent,
     claim: &PersistentVolumeClaim,
+    volume: Option<&PersistentVolume>,
     class: &StorageClass,
     block: bool,
-    attached: Vec<String>,
 ) -> Result<NodeOs, kube::Error> {
     if block {
         return Ok(NodeOs::Linux);
     }
     let selected = claim.annotations().get(SELECTED_NODE).cloned();
+    let attached = attached_nodes(agent, volume).await.unwrap_or_default();
     for name in attached.into_iter().chain(selected) {
-        let node = Api::<Node>::all(agent.client.clone()).get_opt(&name).await?;
-        if let Some(os) = node.and_then(|node| node.labels().get(OS_LABEL).cloned()) {
-            return Ok(if os == "windows" { NodeOs::Windows } else { NodeOs::Linux });
+        if let Some(os) = known_os(agent, &name).await? {
+            return Ok(os);
         }
     }
     let parameters = class.parameters.as_ref();
@@ -363,7 +377,14 @@ async fn source_os(
     Ok(if file_system.is_some_and(|name| name == "ntfs") { NodeOs::Windows } else { NodeOs::Linux })
 }
 
-/// Nodes that have the original attached, if they can be told.
+/// The system of a node, if it says so.
+pub(crate) async fn known_os(agent: &Agent, node: &str) -> Result<Option<NodeOs>, kube::Error> {
+    let node = Api::<Node>::all(agent.client.clone()).get_opt(node).await?;
+    let os = node.and_then(|node| node.labels().get(OS_LABEL).cloned());
+    Ok(os.map(|os| if os == "windows" { NodeOs::Windows } else { NodeOs::Linux }))
+}
+
+/// Nodes that have the original attached, if they can be told. There is no way to ask for those of one volume.
 async fn attached_nodes(agent: &Agent, volume: Option<&PersistentVolume>) -> Option<Vec<String>> {
     let name = volume.map(ResourceExt::name_any).unwrap_or_default();
     match Api::<VolumeAttachment>::all(agent.client.clone()).list(&ListParams::default()).await {
@@ -382,15 +403,20 @@ async fn attached_nodes(agent: &Agent, volume: Option<&PersistentVolume>) -> Opt
 }
 
 /// Nodes where a fast clone must not be: those that have the original. Without knowing them there is no fast clone.
-fn excluded_nodes(attached: Option<&Vec<String>>, configured: &mut BackupPvc) -> Vec<String> {
+async fn excluded_nodes(
+    agent: &Agent,
+    volume: Option<&PersistentVolume>,
+    configured: &mut BackupPvc,
+) -> Vec<String> {
     if !configured.annotations.contains_key(FAST_CLONE) {
         return Vec::new();
     }
+    let attached = attached_nodes(agent, volume).await;
     if attached.is_none() {
         tracing::warn!("the copy is not made as a fast clone: nobody knows where it must not be");
         configured.annotations.remove(FAST_CLONE);
     }
-    attached.cloned().unwrap_or_default()
+    attached.unwrap_or_default()
 }
 
 /// The class and size of the cache volume, if there is to be one.

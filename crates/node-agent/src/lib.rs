@@ -18,6 +18,7 @@ mod operation;
 mod peers;
 mod pod_volumes;
 mod reasons;
+mod recent;
 mod settings;
 mod sweep;
 
@@ -26,22 +27,27 @@ pub use settings::SettingsError;
 use agent::{Agent, Stores};
 use exposing::Exposed;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
-use futures::{FutureExt, StreamExt};
-use kube::Client;
+use futures::{FutureExt, Stream, StreamExt, stream};
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Client, ResourceExt};
 use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::Kind;
+use peers::Peers;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// As many operations of one kind are looked at at once.
 const AT_ONCE: u16 = 8;
+/// How often operations of others are looked at, which may have fallen to this agent though nothing of them has changed. Shorter
+/// than the time after which they fall to another one.
+const OTHERS: Duration = Duration::from_secs(15);
 
 /// How an agent is to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +84,14 @@ pub enum Error {
     /// The DaemonSet is not that of a node-agent.
     #[error(transparent)]
     Surroundings(#[from] lifeboat_exposer::SurroundingsError),
+    /// The DaemonSet is not there.
+    #[error(
+        "the daemonset {daemon_set}, after which hosting pods are made, is gone: install the node-agent again"
+    )]
+    Gone {
+        /// The DaemonSet.
+        daemon_set: String,
+    },
     /// An object cannot be written.
     #[error("an object cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -157,20 +171,30 @@ async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     }
 }
 
-/// Looks at every operation of a kind that changes or is nudged. Whoever fills the store nudges too, so the controller itself
-/// watches nothing.
+/// Looks at every operation of a kind that changes or is nudged, as far as it may be ours. Whoever fills the store nudges too, so
+/// the controller itself watches nothing.
 async fn drive<K: Exposed>(
     operations: Store<K>,
     nudges: UnboundedReceiver<String>,
     agent: Arc<Agent>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
-    let namespace = agent.options.namespace.clone();
-    let nudged = nudges.map(move |name| ObjectRef::<K>::new(&name).within(&namespace));
-    Controller::for_stream(futures::stream::pending(), operations)
+    let (ours, known) = (Arc::clone(&agent), operations.clone());
+    let nudged = nudges.filter_map(move |name| {
+        let reference = ObjectRef::<K>::new(&name).within(&ours.options.namespace);
+        let object = known.get(&reference).filter(|object| concerns::<K>(&ours, object));
+        std::future::ready(object.map(|_| reference))
+    });
+    let (ours, known) = (Arc::clone(&agent), operations.clone());
+    let fallen = times(agent.peer_changes()).flat_map(move |()| {
+        // Looked at when the store is let go of: whoever counts slots holds them before it looks into the store.
+        let found = known.state().into_iter().filter(|object| concerns::<K>(&ours, object));
+        stream::iter(found.map(|object| ObjectRef::from_obj(&*object)).collect::<Vec<_>>())
+    });
+    Controller::for_stream(stream::pending(), operations)
         .graceful_shutdown_on(stop)
         .with_config(Config::default().concurrency(AT_ONCE))
-        .reconcile_on(nudged)
+        .reconcile_on(stream::select(nudged, fallen))
         .run(act::reconcile::<K>, act::retry::<K>, agent)
         .for_each(|result| async move {
             match result {
@@ -179,4 +203,24 @@ async fn drive<K: Exposed>(
             }
         })
         .await;
+}
+
+/// Whether an operation is to be looked at here; what others have brought to its end is forgotten.
+fn concerns<K: Exposed>(agent: &Agent, object: &K) -> bool {
+    let ours = look::may_be_ours(agent, object);
+    if !ours && object.phase().is_final() {
+        agent.forget(&object.uid().unwrap_or_default());
+    }
+    ours
+}
+
+/// The moments at which operations of others are looked at: whenever agents come or go, and from time to time.
+fn times(peers: watch::Receiver<Arc<Peers>>) -> impl Stream<Item = ()> + Send {
+    stream::unfold(peers, |mut peers| async {
+        // An end of the changes would be one without end.
+        if let Ok(Err(_)) = tokio::time::timeout(OTHERS, peers.changed()).await {
+            tokio::time::sleep(OTHERS).await;
+        }
+        Some(((), peers))
+    })
 }

@@ -44,7 +44,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let mut pod = if phase == Phase::New { None } else { known_pod(agent, object) };
     let whose = |pod: Option<&Pod>| responsible(agent, object, pod, gate.home.as_deref());
     let is_ours = |responsible| suitable != Suitable::Foreign && responsible != Responsible::Other;
-    // All agents look at every change, so whose turn it is is told from memory: only that one asks the cluster.
+    // Whose turn it is is told from memory: only that one asks the cluster.
     let mut responsible = whose(pod.as_deref());
     if is_ours(responsible) && !matches!(phase, Phase::New) {
         pod = current_pod(agent, object, pod, replacing.is_some()).await?;
@@ -103,6 +103,15 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     // What nobody could do comes before what this pod does not allow: another pod would not help.
     let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
     Ok(Look { observation, pod, hosted, seen, gate, hopeless })
+}
+
+/// Whether an operation may be this agent's to see to, told from memory alone. All agents hear of every change, and most
+/// changes are none of their business.
+pub(crate) fn may_be_ours<K: Exposed>(agent: &Agent, object: &K) -> bool {
+    let pod = if object.phase() == Phase::New { None } else { known_pod(agent, object) };
+    let home = object.home(agent);
+    !is_foreign(agent, object)
+        && responsible(agent, object, pod.as_deref(), home.as_deref()) != Responsible::Other
 }
 
 /// The node that an operation depends on, if that is lost: then its pod says what it last said, for ever.
@@ -166,10 +175,15 @@ fn serves<K: Exposed>(pod: &Pod, object: &K) -> bool {
     pod.owner_references().iter().any(|owner| owner.uid == uid)
 }
 
-fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
+/// Whether an operation names another mover.
+fn is_foreign<K: Exposed>(agent: &Agent, object: &K) -> bool {
     let mover = object.data_mover();
     let built_in = agent.options.data_mover.is_empty() && matches!(mover, "" | "velero");
-    if !built_in && (mover.is_empty() || mover != agent.options.data_mover) {
+    !built_in && (mover.is_empty() || mover != agent.options.data_mover)
+}
+
+fn suitable<K: Exposed>(agent: &Agent, object: &K, gate: &Gate) -> Suitable {
+    if is_foreign(agent, object) {
         Suitable::Foreign
     } else if gate.hopeless.is_some() || object.impossible().is_some() {
         Suitable::Impossible

@@ -5,12 +5,17 @@ use std::collections::BTreeMap;
 
 /// The nodes whose agents are at work, each with the number that it is weighed by. Every agent looks at every change, so
 /// nothing here is worked out twice.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peers(BTreeMap<String, u64>);
 
 impl Peers {
-    pub(crate) fn of(nodes: impl IntoIterator<Item = String>) -> Self {
-        Self(nodes.into_iter().map(|node| (node.clone(), number(&node))).collect())
+    /// Those that are at work now, some of whom are known.
+    pub(crate) fn followed_by(&self, nodes: impl IntoIterator<Item = String>) -> Self {
+        let weighed = |node: String| {
+            let number = self.0.get(&node).copied().unwrap_or_else(|| number(&node));
+            (node, number)
+        };
+        Self(nodes.into_iter().map(weighed).collect())
     }
 
     pub(crate) fn contains(&self, node: &str) -> bool {
@@ -23,6 +28,14 @@ impl Peers {
         let heaviest = self.0.iter().max_by_key(|(node, number)| (mixed(matter ^ **number), *node));
         heaviest.map(|(node, _)| node.as_str())
     }
+}
+
+/// The longest value that a label may have.
+const LONGEST_VALUE: usize = 63;
+
+/// A node's agent, as what it makes names it: names of nodes may be longer than values of labels.
+pub(crate) fn maker(node: &str) -> String {
+    if node.len() <= LONGEST_VALUE { node.to_owned() } else { format!("{:016x}", number(node)) }
 }
 
 /// A number that stands for a text.
@@ -43,7 +56,7 @@ mod tests {
     use super::*;
 
     fn peers(nodes: &[&str]) -> Peers {
-        Peers::of(nodes.iter().map(|node| (*node).to_owned()))
+        Peers::default().followed_by(nodes.iter().map(|node| (*node).to_owned()))
     }
 
     /// Agents of different builds work side by side while a DaemonSet is rolled out: they must agree.

@@ -2,11 +2,9 @@
 
 use crate::Error;
 use crate::agent::Agent;
-use crate::exposing::{Exposed, Gate, OS_LABEL, cache, hosted_volume, surroundings};
+use crate::exposing::{Exposed, Gate, cache, hosted_volume, known_os, surroundings};
 use crate::operation::VolumeOperation;
-use k8s_openapi::api::core::v1::{
-    Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, Volume,
-};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::ResourceExt;
 use kube::api::Api;
@@ -16,7 +14,7 @@ use lifeboat_exposer::pod_volume::{
     Details, RESTORE_WAIT, Seen, claim_name, clean, folder, host_path, next, possible_drivers, volume,
     waits_for_volumes,
 };
-use lifeboat_exposer::{Direction, HostedVolume, Next, Placement, Thing, VolumeSource, Waiting};
+use lifeboat_exposer::{After, Direction, HostedVolume, Next, Placement, Thing, VolumeSource, Waiting};
 
 /// An operation on a volume of a pod.
 pub(crate) trait OfPod: VolumeOperation {
@@ -26,6 +24,8 @@ pub(crate) trait OfPod: VolumeOperation {
     fn volume(&self) -> &str;
     /// How much data it is, as far as known.
     fn size(&self) -> i64;
+    /// See [`Exposed::home`].
+    fn home_of_pod(&self, agent: &Agent) -> Option<String>;
     /// See [`Exposed::gate`].
     fn gate_of_pod(&self, agent: &Agent) -> impl Future<Output = Result<Gate, kube::Error>> + Send;
 }
@@ -43,8 +43,12 @@ impl OfPod for PodVolumeBackup {
         0
     }
 
-    async fn gate_of_pod(&self, _: &Agent) -> Result<Gate, kube::Error> {
-        Ok(Gate { home: Some(self.spec.node.clone()), ..Gate::default() })
+    fn home_of_pod(&self, _: &Agent) -> Option<String> {
+        Some(self.spec.node.clone())
+    }
+
+    async fn gate_of_pod(&self, agent: &Agent) -> Result<Gate, kube::Error> {
+        Ok(Gate { home: self.home_of_pod(agent), ..Gate::default() })
     }
 }
 
@@ -61,11 +65,19 @@ impl OfPod for PodVolumeRestore {
         self.spec.snapshot_size
     }
 
+    fn home_of_pod(&self, agent: &Agent) -> Option<String> {
+        if self.phase() != Phase::New {
+            return Some(self.node().to_owned());
+        }
+        let here = agent.local_pod(&self.spec.pod).is_some_and(|pod| is_meant(&self.spec.pod, &pod));
+        here.then(|| agent.options.node.clone())
+    }
+
     /// It begins when its pod waits for it. The agent of the pod's node sees that by itself; before there is one, the agent
     /// that it falls to says what is waited for.
     async fn gate_of_pod(&self, agent: &Agent) -> Result<Gate, kube::Error> {
         if self.phase() != Phase::New {
-            return Ok(Gate { home: Some(self.node().to_owned()), ..Gate::default() });
+            return Ok(Gate { home: self.home_of_pod(agent), ..Gate::default() });
         }
         if let Some(pod) = agent.local_pod(&self.spec.pod).filter(|pod| is_meant(&self.spec.pod, pod)) {
             return Ok(gate(&self.spec.pod, Some(&pod)));
@@ -136,8 +148,16 @@ impl<K: OfPod> Exposed for K {
     type Seen = Seen;
     type Details = Details;
 
+    fn home(&self, agent: &Agent) -> Option<String> {
+        self.home_of_pod(agent)
+    }
+
     async fn gate(&self, agent: &Agent) -> Result<Gate, kube::Error> {
         self.gate_of_pod(agent).await
+    }
+
+    fn take_in(&self, seen: &mut Self::Seen, after: After) {
+        seen.take_in(after);
     }
 
     async fn look(&self, agent: &Agent, _: bool) -> Result<Self::Seen, kube::Error> {
@@ -185,8 +205,11 @@ async fn details<K: OfPod>(agent: &Agent, object: &K) -> Result<Result<Details, 
         Ok(folder) => folder,
         Err(error) => return Ok(Err(Next::Impossible(error))),
     };
-    let placement =
-        Placement { os: Some(os_of(agent, &node).await?), node: Some(node), ..Placement::default() };
+    let placement = Placement {
+        os: Some(known_os(agent, &node).await?.unwrap_or(NodeOs::Linux)),
+        node: Some(node),
+        ..Placement::default()
+    };
     let (surroundings, program) = surroundings(agent, placement.os).await?;
     let source = VolumeSource::Host {
         path: host_path(&pod, &folder, &placement, &surroundings),
@@ -240,12 +263,6 @@ fn unbound(pod: &Pod, claim: &str) -> Waiting {
         for_what: format!("the claim {}/{claim} to have a volume", pod.namespace().unwrap_or_default()),
         advice: "if it gets none, the events of that claim say why",
     }
-}
-
-async fn os_of(agent: &Agent, node: &str) -> Result<NodeOs, kube::Error> {
-    let node = Api::<Node>::all(agent.client.clone()).get_opt(node).await?;
-    let windows = node.is_some_and(|node| node.labels().get(OS_LABEL).is_some_and(|os| os == "windows"));
-    Ok(if windows { NodeOs::Windows } else { NodeOs::Linux })
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl Cluster {
         files::private_folder(&self.layout().object_store())?;
         files::private_folder(&self.layout().conf("no-certificates"))?;
         let on = self.first().components(&self.spec().name, self.layout());
-        for process in [on.etcd()?, on.apiserver()?, self.object_store().process(&on)?] {
+        for process in [on.etcd()?, on.apiserver(self.spec().audit)?, self.object_store().process(&on)?] {
             self.first().start_process(process)?;
         }
         Ok(())
@@ -80,7 +80,8 @@ impl Cluster {
 
     /// Ends the API server at once, as a crash would, and starts it again; returns when it answers.
     pub fn restart_api_server(&self) -> Result<()> {
-        let process = self.first().components(&self.spec().name, self.layout()).apiserver()?;
+        let process =
+            self.first().components(&self.spec().name, self.layout()).apiserver(self.spec().audit)?;
         let name = process.name.clone();
         self.first().signal(&name, Signal::KILL)?;
         command::wait_for(&format!("the end of {name}"), PATIENCE, || {

@@ -23,12 +23,14 @@ mod misbehaviour;
 mod network;
 mod node;
 mod object_store;
+pub mod objects;
 mod pki;
 mod spec;
 mod status;
 pub mod supervisor;
 pub mod testing;
 mod tools;
+mod usage;
 mod velero;
 
 pub use bring_up::{BUCKET, LOCKED_BUCKET};
@@ -47,6 +49,7 @@ pub use object_store::{ObjectStore, REGION};
 pub use rustix::process::Signal;
 pub use spec::{ClusterName, Layout, MOST_NODES, NodeId, Spec, addresses};
 pub use status::{Memory, NodeStatus};
+pub use usage::PodGroups;
 
 /// A runtime for one caller: everything on the calling thread, and so in the network that the thread is in.
 pub fn small_runtime() -> Result<tokio::runtime::Runtime> {

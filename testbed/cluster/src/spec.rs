@@ -63,6 +63,9 @@ pub struct Spec {
     pub tls: bool,
     /// Whether our own CSI driver, which can misbehave on demand, runs beside the hostpath driver.
     pub test_driver: bool,
+    /// Whether the API server keeps a log of what the pods of Velero's namespace ask it for.
+    #[serde(default)]
+    pub audit: bool,
 }
 
 /// The most nodes a cluster may have: they share one machine.
@@ -71,7 +74,7 @@ pub const MOST_NODES: u8 = 9;
 impl Spec {
     /// One node, no Velero, plain HTTP object store.
     pub fn new(name: ClusterName) -> Self {
-        Self { name, nodes: 1, velero: false, tls: false, test_driver: false }
+        Self { name, nodes: 1, velero: false, tls: false, test_driver: false, audit: false }
     }
 
     /// Refuses what cannot be started.
@@ -181,6 +184,11 @@ impl Layout {
     /// The object store's data.
     pub(crate) fn object_store(&self) -> PathBuf {
         self.folder.join("object-store")
+    }
+
+    /// What pods of Velero's namespace have asked the API server for, one JSON object in a line, if that is kept.
+    pub fn audit_log(&self) -> PathBuf {
+        self.folder.join("audit.log")
     }
 
     /// The logs of a node's components by name.

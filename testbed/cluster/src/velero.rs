@@ -3,6 +3,7 @@
 use crate::bring_up::BUCKET;
 use crate::object_store::REGION;
 use crate::{Cluster, Result, catalogue, command, files, tools};
+use serde_json::json;
 use std::process::Command;
 use std::time::Duration;
 
@@ -21,6 +22,24 @@ impl Cluster {
     pub fn run_velero<'a>(&self, limit: Duration, args: impl IntoIterator<Item = &'a str>) -> Result<String> {
         let output = command::run(&mut self.velero(args)?, b"", limit)?;
         Ok(String::from_utf8_lossy(&output).into_owned())
+    }
+}
+
+impl Cluster {
+    /// Makes a backup location of this name, with a bucket of the same name that is reached at `endpoint`, and waits until
+    /// Velero can use it.
+    pub fn add_location(&self, name: &str, endpoint: &str) -> Result<()> {
+        self.create_bucket(name, false)?;
+        let kubectl = self.kubectl();
+        let mut location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"])?;
+        location["metadata"] = json!({ "name": name, "namespace": "velero" });
+        location["spec"]["default"] = json!(false);
+        // A bucket of its own: Velero takes folders that it does not know for somebody else's.
+        location["spec"]["objectStorage"]["bucket"] = json!(name);
+        location["spec"]["config"]["s3Url"] = json!(endpoint);
+        location["status"] = json!({});
+        kubectl.apply(&location.to_string())?;
+        wait_for_location(self, name)
     }
 }
 
@@ -48,8 +67,12 @@ pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     for workload in ["deployment/velero", "daemonset/node-agent"] {
         kubectl.run_within(PATIENCE, ["-n", "velero", "rollout", "status", workload, "--timeout=290s"])?;
     }
-    command::wait_for("Velero's backup location", PATIENCE, || {
-        let location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]);
+    wait_for_location(cluster, "default")
+}
+
+fn wait_for_location(cluster: &Cluster, name: &str) -> Result<()> {
+    command::wait_for(&format!("Velero's backup location {name}"), PATIENCE, || {
+        let location = cluster.kubectl().get(["-n", "velero", "backupstoragelocation", name]);
         let location = location.map_err(|problem| problem.to_string())?;
         if location["status"]["phase"] == "Available" { Ok(()) } else { Err(location["status"].to_string()) }
     })

@@ -14,7 +14,7 @@ use lifeboat_testbed::testing::{TestNamespace, condition, wait_for_object};
 use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -160,19 +160,10 @@ fn wait_for_slot(cluster: &Cluster, of: (&str, &str)) {
     assert_eq!(phase(&waits), "Prepared", "{waits:#}");
 }
 
-/// The most memory that a pod has used so far, as the kernel counts it.
+/// The most memory that a pod has used so far.
 fn peak_memory(cluster: &Cluster, pod: &str) -> u64 {
     let pod = cluster.kubectl().get(["-n", "velero", "pod", pod]).unwrap();
-    let group = format!("pod{}", pod["metadata"]["uid"].as_str().unwrap());
-    let node = pod["spec"]["nodeName"].as_str().unwrap();
-    let name = format!("lifeboat-testbed-{}/{node}/kubepods", cluster.spec().name);
-    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(|root| Path::new(root).join(&name));
-    let classes = ["burstable", "besteffort", ""];
-    let groups = roots.iter().flat_map(|root| classes.map(|class| root.join(class).join(&group)));
-    let files =
-        groups.flat_map(|group| ["memory.peak", "memory.max_usage_in_bytes"].map(|it| group.join(it)));
-    let found = files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).next();
-    found.unwrap_or_else(|| panic!("no control group {group} below {roots:?}"))
+    cluster.pod_groups(&pod).unwrap().peak_memory().unwrap()
 }
 
 /// An upload of one of the volumes of this test into its location.

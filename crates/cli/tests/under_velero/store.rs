@@ -3,8 +3,6 @@
 use crate::stage::PATIENCE;
 use lifeboat_testbed::Cluster;
 use lifeboat_testbed::faults::{Fault, FaultProxy, Mode, Plan};
-use lifeboat_testbed::testing::wait_for_object;
-use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,19 +32,7 @@ impl Location {
             })
             .unwrap();
         proxy.plan(plan).unwrap();
-        cluster.create_bucket(name, false).unwrap();
-        let kubectl = cluster.kubectl();
-        let mut location = kubectl.get(["-n", "velero", "backupstoragelocation", "default"]).unwrap();
-        location["metadata"] = json!({ "name": name, "namespace": "velero" });
-        location["spec"]["default"] = json!(false);
-        // A bucket of its own: Velero takes folders that it does not know for somebody else's.
-        location["spec"]["objectStorage"]["bucket"] = json!(name);
-        location["spec"]["config"]["s3Url"] = json!(format!("http://{}", proxy.address()));
-        location["status"] = json!({});
-        kubectl.apply(&location.to_string()).unwrap();
-        let of = ("backupstoragelocation", name);
-        let is_available = |location: &serde_json::Value| location["status"]["phase"] == "Available";
-        wait_for_object(&kubectl, "velero", PATIENCE, of, "being available", is_available).unwrap();
+        cluster.add_location(name, &format!("http://{}", proxy.address())).unwrap();
         Self { cluster, name, proxy, _runtime: runtime }
     }
 }

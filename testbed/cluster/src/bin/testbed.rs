@@ -89,6 +89,9 @@ struct Up {
     /// Run our own CSI driver, which can misbehave on demand, beside the hostpath driver.
     #[arg(long)]
     test_driver: bool,
+    /// Keep a log of what the pods of Velero's namespace ask the API server for.
+    #[arg(long)]
+    audit: bool,
 }
 
 #[derive(Args)]
@@ -170,7 +173,14 @@ fn open(name: &str) -> Result<Cluster> {
 
 fn bring_up(up: &Up) -> Result<()> {
     let name = ClusterName::new(&up.named.name)?;
-    let spec = Spec { name, nodes: up.nodes, velero: up.velero, tls: up.tls, test_driver: up.test_driver };
+    let spec = Spec {
+        name,
+        nodes: up.nodes,
+        velero: up.velero,
+        tls: up.tls,
+        test_driver: up.test_driver,
+        audit: up.audit,
+    };
     let start = Instant::now();
     let cluster = Cluster::up(&spec, &|elapsed, step| eprintln!("{:6.1} s  {step}", elapsed.as_secs_f32()))?;
     let name = &spec.name;

@@ -1,8 +1,9 @@
 //! What the tests of the testbed share: a workload whose data can be compared, and a look at what the machine holds.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub use lifeboat_testbed::objects::{claim, list, pod, ready_to_use, snapshot};
 use lifeboat_testbed::testing::TestNamespace;
-use lifeboat_testbed::{BUSYBOX, Cluster, ClusterName, Layout};
+use lifeboat_testbed::{Cluster, ClusterName, Layout};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,24 +27,6 @@ sleep 86400"#;
     items.extend(block.then(|| claim("raw", class, "Block", "32Mi", None)));
     items.push(pod("writer", fill, "data", block.then_some("raw")));
     list(&items)
-}
-
-/// Objects to be applied together.
-pub fn list(items: &[serde_json::Value]) -> String {
-    serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
-}
-
-/// A snapshot of a claim.
-pub fn snapshot(name: &str, class: &str, claim: &str) -> serde_json::Value {
-    serde_json::json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
-        "spec": {"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": claim}},
-    })
-}
-
-/// Whether a snapshot can be used.
-pub fn ready_to_use(snapshot: &serde_json::Value) -> bool {
-    snapshot["status"]["readyToUse"] == true
 }
 
 /// Clones of both volumes of the workload, from snapshots and from the volumes themselves, hold the same data.
@@ -78,50 +61,6 @@ pub fn snapshot_and_clone(space: &TestNamespace<'_>, (class, snapshot_class): (&
         .kubectl(["delete", "pvc", "data-of-snapshot", "raw-of-snapshot", "data-of-volume", "raw-of-volume"])
         .unwrap();
     space.kubectl(["delete", "volumesnapshot", "s-data", "s-raw"]).unwrap();
-}
-
-/// A volume claim, from a snapshot or another claim if one is named.
-pub fn claim(
-    name: &str,
-    class: &str,
-    mode: &str,
-    size: &str,
-    source: Option<(&str, &str)>,
-) -> serde_json::Value {
-    let mut claim = serde_json::json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class, "volumeMode": mode,
-                 "resources": {"requests": {"storage": size}}},
-    });
-    match source {
-        Some(("VolumeSnapshot", source)) => {
-            claim["spec"]["dataSource"] = serde_json::json!(
-                {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": source});
-        }
-        Some((kind, source)) => {
-            claim["spec"]["dataSource"] = serde_json::json!({"kind": kind, "name": source});
-        }
-        None => {}
-    }
-    claim
-}
-
-/// A busybox pod with a file system volume at /data and perhaps a block volume at /dev/raw.
-pub fn pod(name: &str, line: &str, data: &str, raw: Option<&str>) -> serde_json::Value {
-    let mut volumes = vec![serde_json::json!({"name": "data", "persistentVolumeClaim": {"claimName": data}})];
-    let mut container = serde_json::json!({
-        "name": "c", "image": BUSYBOX, "command": ["sh", "-c", line],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        "readinessProbe": {"exec": {"command": ["test", "-f", "/data/.done"]}, "periodSeconds": 1},
-    });
-    if let Some(raw) = raw {
-        volumes.push(serde_json::json!({"name": "raw", "persistentVolumeClaim": {"claimName": raw}}));
-        container["volumeDevices"] = serde_json::json!([{"name": "raw", "devicePath": "/dev/raw"}]);
-    }
-    serde_json::json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container], "volumes": volumes},
-    })
 }
 
 /// Everything about the volumes that a backup must keep: contents, and name, mode, owner, type and time of each entry.
