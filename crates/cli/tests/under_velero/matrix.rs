@@ -138,7 +138,9 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     round.fill();
     round.set();
     for fault in first {
+        let stood = round.standing();
         round.strike(*fault);
+        assert_eq!(round.standing(), stood, "{fault:?}");
     }
     round.begin_cancelling();
     for fault in last {
@@ -147,12 +149,13 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     round.gate.open();
     round.release();
     let _settings = Configured::new(cluster, &slots(100));
-    round.check();
     if last.contains(&Fault::NodeLost) {
+        round.wait("the end", &round.operations.iter().collect::<Vec<_>>(), has_ended);
         // It lets go of what it had when it is back.
         cluster.return_node(NODE).unwrap();
         wait_for_agent(cluster);
     }
+    round.check();
     assert_nothing_left(cluster, round.space.name(), title);
 }
 
@@ -345,7 +348,7 @@ impl Round {
             let uid = pod.map(|pod| pod["metadata"]["uid"].clone()).unwrap_or_default();
             (it.name.clone(), phase(object).to_owned(), uid)
         };
-        self.operations.iter().filter(|it| it.cell.phase != Phase::Canceling).map(of).collect()
+        self.operations.iter().map(of).collect()
     }
 
     fn strike(&mut self, fault: Fault) {
@@ -384,19 +387,12 @@ impl Round {
                     }
                 });
             }
-            Fault::AgentRestart => self.leave_standing(|| end_agent_gracefully(cluster)),
-            Fault::AgentKill => self.leave_standing(|| kill_agent(cluster)),
-            Fault::ApiRestart => self.leave_standing(|| cluster.restart_api_server().unwrap()),
+            Fault::AgentRestart => end_agent_gracefully(cluster),
+            Fault::AgentKill => kill_agent(cluster),
+            Fault::ApiRestart => cluster.restart_api_server().unwrap(),
             Fault::StoreAway => self.gate.take_away(),
             Fault::NodeLost => self.lose_node(),
         }
-    }
-
-    /// Does something that leaves every operation where it is.
-    fn leave_standing(&self, strike: impl FnOnce()) {
-        let stood = self.standing();
-        strike();
-        assert_eq!(self.standing(), stood);
     }
 
     /// The scheduler has just given the node to all who wait for one when it is lost, and all others may go elsewhere.
@@ -489,7 +485,9 @@ impl Round {
         let looker = |name: &str| pod(name, "touch /data/.done; sleep 86400", name, None);
         let claims = restores.iter().filter(|(it, _)| it.cell.kind == Kind::DataDownload);
         let lookers: Vec<Value> = claims.map(|(it, _)| looker(&it.name)).collect();
-        self.space.apply(&list(&lookers)).unwrap();
+        if !lookers.is_empty() {
+            self.space.apply(&list(&lookers)).unwrap();
+        }
         for (it, _) in restores {
             self.space.wait_for_pod(&it.name).unwrap();
             assert_eq!(content(&self.space, &it.name), self.data[OLD], "{}", it.cell);
