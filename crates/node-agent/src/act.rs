@@ -301,9 +301,11 @@ async fn say<K: Exposed>(agent: &Agent, object: &K, text: String) -> Result<(), 
 async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     match object.phase() {
         Phase::New => {
-            if let Some(waiting) = &seen.gate.waiting {
-                explain(agent, &object, waiting).await?;
-            }
+            let others = Waiting {
+                for_what: "its turn to be prepared: as many others as may be are being prepared".to_owned(),
+                advice: "more at once are set by prepareQueueLength under loadConcurrency in the config map of the node-agent",
+            };
+            explain(agent, &object, seen.gate.waiting.as_ref().unwrap_or(&others)).await?;
             Ok(Turn::Later(LATER))
         }
         Phase::Prepared => {

@@ -129,7 +129,10 @@ mod tests {
         assert_eq!(state_of(going.clone(), lost.clone(), false), Hosting::Broken);
         assert_eq!(state_of(going.clone(), lost, true), Hosting::Preparing);
         let failed = ended(json!({ "exitCode": 1, "message": "no bucket" }));
-        assert_eq!(state_of(going, failed, true), Hosting::Failed);
+        assert_eq!(state_of(going.clone(), failed, true), Hosting::Failed);
+        let told = Ending::Interrupted("data path for dm-1 stopped".to_owned()).termination_message();
+        let told = ended(json!({ "exitCode": 1, "message": told }));
+        assert_eq!(state_of(going, told, true), Hosting::Preparing);
     }
 
     #[test]

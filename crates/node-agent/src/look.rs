@@ -51,7 +51,9 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         responsible = whose(pod.as_deref());
     }
     let ours = is_ours(responsible);
-    let mut hosted = hosted(&operation, pod.as_deref(), replacing.is_some());
+    // Before data moves there is nothing to lose: a pod that goes is made again.
+    let wanted = replacing.is_some() || matches!(phase, Phase::Accepted | Phase::Prepared);
+    let mut hosted = hosted(&operation, pod.as_deref(), wanted);
     if ours && let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
         hosted = hosted.on_lost_node(&node);
     }

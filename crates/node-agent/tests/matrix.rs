@@ -4,8 +4,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod cells;
 mod model;
 
+use cells::{CANCEL_LIMIT, Cell, Fault, cells, cover};
 use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
@@ -13,7 +15,6 @@ use model::api::{Api, Place, Selector};
 use model::objects::{PODS, VELERO, foundations, node, operation, operations};
 use model::world::{World, text};
 use serde_json::{Value, json};
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -23,92 +24,8 @@ const IT: &str = "it";
 /// The node of pods whose volumes are moved.
 const HOME: &str = "node-a";
 const OTHER: &str = "node-b";
-/// Who cancels has waited long enough then; Velero's users are told so.
-const CANCEL_LIMIT: Duration = Duration::from_secs(15);
 /// Every wait ends by then.
 const PATIENCE: Duration = Duration::from_secs(150);
-
-/// What may happen to an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    Cancel,
-    AgentRestart,
-    AgentKill,
-    PodDeleted,
-    OutOfMemory,
-    NodeLost,
-    ApiRestart,
-    StoreAway,
-}
-
-impl Fault {
-    const ALL: [Self; 8] = [
-        Self::Cancel,
-        Self::AgentRestart,
-        Self::AgentKill,
-        Self::PodDeleted,
-        Self::OutOfMemory,
-        Self::NodeLost,
-        Self::ApiRestart,
-        Self::StoreAway,
-    ];
-}
-
-/// One fault at one phase of one kind.
-#[derive(Debug, Clone, Copy)]
-struct Cell {
-    kind: Kind,
-    phase: Phase,
-    fault: Fault,
-}
-
-impl fmt::Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {}, {:?}", self.kind.name(), self.phase, self.fault)
-    }
-}
-
-/// All cells that there can be: a pod that is not there cannot be deleted, and one that does not run needs no memory.
-fn cells() -> impl Iterator<Item = Cell> {
-    let open = Phase::ALL.iter().copied().filter(|phase| !phase.is_final());
-    open.flat_map(|phase| Kind::ALL.map(|kind| (phase, kind))).flat_map(|(phase, kind)| {
-        let possible = move |fault: &Fault| match fault {
-            Fault::PodDeleted => phase != Phase::New,
-            Fault::OutOfMemory => !matches!(phase, Phase::New | Phase::Accepted),
-            _ => true,
-        };
-        Fault::ALL.into_iter().filter(possible).map(move |fault| Cell { kind, phase, fault })
-    })
-}
-
-impl Cell {
-    /// How it has to end.
-    fn end(self) -> Phase {
-        let tied = self.kind.is_pod_volume();
-        match self.fault {
-            _ if self.phase == Phase::Canceling => Phase::Canceled,
-            Fault::Cancel => Phase::Canceled,
-            Fault::AgentRestart | Fault::AgentKill | Fault::ApiRestart | Fault::PodDeleted => {
-                Phase::Completed
-            }
-            Fault::OutOfMemory | Fault::StoreAway => Phase::Failed,
-            // What has not begun fails with its node; what has begun goes on elsewhere, if its volume can be reached there.
-            Fault::NodeLost if matches!(self.phase, Phase::Accepted | Phase::Prepared) || tied => {
-                Phase::Failed
-            }
-            Fault::NodeLost => Phase::Completed,
-        }
-    }
-
-    /// What the message of a failure has to speak of.
-    fn reason(self) -> &'static str {
-        match self.fault {
-            Fault::OutOfMemory => "memory",
-            Fault::NodeLost => "does not answer",
-            _ => "the object store does not answer",
-        }
-    }
-}
 
 /// The cluster of a cell.
 struct Stage {
@@ -328,4 +245,22 @@ async fn whatever_happens_in_whatever_phase_ends_well_and_leaves_nothing_behind(
     let mut bad: Vec<String> = played.join_all().await.into_iter().filter_map(Result::err).collect();
     bad.sort();
     assert!(bad.is_empty(), "{} of {count} cells end badly:\n{}", bad.len(), bad.join("\n"));
+}
+
+#[test]
+fn the_cover_has_every_kind_in_every_phase_and_each_fault_of_one_wherever_it_can_strike() {
+    let cover = cover();
+    let of_one: Vec<Cell> = cells().filter(|cell| Fault::OF_ONE.contains(&cell.fault)).collect();
+    assert_eq!(cover.len(), 4 * 5);
+    assert!(cover.iter().all(|cell| of_one.contains(cell)), "{cover:?}");
+    for cell in of_one {
+        let with =
+            |same: &dyn Fn(&Cell) -> bool| cover.iter().any(|one| one.fault == cell.fault && same(one));
+        assert!(with(&|one| one.kind == cell.kind), "{cell}: not with this kind");
+        assert!(with(&|one| one.phase == cell.phase), "{cell}: not in this phase");
+        assert!(
+            cover.iter().any(|one| (one.kind, one.phase) == (cell.kind, cell.phase)),
+            "{cell}: not at all"
+        );
+    }
 }

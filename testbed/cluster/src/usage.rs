@@ -39,6 +39,11 @@ impl Cluster {
 }
 
 impl PodGroups {
+    /// The folder of the group that counts memory; in it are those of the pod's containers.
+    pub fn memory(&self) -> &Path {
+        &self.memory
+    }
+
     /// The most memory that the pod was charged for so far, in bytes: also for pages of files that it has read or written.
     pub fn peak_memory(&self) -> Result<u64> {
         let files = ["memory.peak", "memory.max_usage_in_bytes"];

@@ -3,8 +3,9 @@
 use crate::by_hand::{download, message, phase, run, upload, waiting};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    Agent, PATIENCE, PREPARE_TIMEOUT, agent_log, alone, assert_completed, assert_nothing_left, back_up,
-    begin_backup, end_of_backup, has_ended, operations, together, wait_for_agent, wait_for_uploads,
+    Agent, PATIENCE, PREPARE_TIMEOUT, agent_log, agent_metrics, alone, assert_completed, assert_nothing_left,
+    back_up, begin_backup, end_of_backup, has_ended, metric, operations, together, wait_for_agent,
+    wait_for_uploads,
 };
 use crate::storage::{Misbehaviour, define_class, failing, with_volumes};
 use crate::store::{Location, brings_data};
@@ -13,6 +14,7 @@ use lifeboat_testbed::testing::{Rule, TestNamespace};
 use lifeboat_testbed::{HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
 use std::sync::OnceLock;
+use std::thread;
 use std::time::{Duration, Instant};
 
 fn upload_of<'a>(uploads: &'a [Value], claim: &str) -> &'a Value {
@@ -242,4 +244,65 @@ fn an_agent_that_starts_beside_many_operations_takes_on_the_next() {
         wait_for_agent(cluster);
         assert_eq!(phase(&run(cluster, &hopeless(21 + round))), "Failed");
     }
+}
+
+/// The node-agent's image was changed to one that does not exist, and its old pods still run.
+#[test]
+fn an_image_that_cannot_be_had_fails_the_upload_at_once_and_is_named() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let kubectl = cluster.kubectl();
+    let space = with_volumes(cluster, "image", &[TEST_CLASS_ANYWHERE]);
+    let before = kubectl.get(["-n", "velero", "daemonset", "node-agent"]).unwrap();
+    let change = |strategy: &Value, image: &Value| {
+        let changes = json!([
+            { "op": "replace", "path": "/spec/updateStrategy", "value": strategy },
+            { "op": "replace", "path": "/spec/template/spec/containers/0/image", "value": image },
+        ]);
+        let patch =
+            ["-n", "velero", "patch", "daemonset", "node-agent", "--type=json", "-p", &changes.to_string()];
+        kubectl.run(patch).unwrap();
+    };
+    change(&json!({ "type": "OnDelete" }), &json!("localhost/nowhere:1"));
+    let ended = run(cluster, &upload(&space, "image-1", TEST_CLASS_ANYWHERE));
+    let container = &before["spec"]["template"]["spec"]["containers"][0];
+    change(&before["spec"]["updateStrategy"], &container["image"]);
+    wait_for_agent(cluster);
+    assert_eq!(phase(&ended), "Failed", "{ended:#}");
+    let said = message(&ended);
+    assert!(said.contains("Image") && said.contains("localhost/nowhere:1"), "{said}");
+    assert!(!said.contains(PREPARE_TIMEOUT), "it was not waited for: {said}");
+    assert_nothing_left(cluster, space.name(), "image");
+}
+
+/// Somebody has torn operations away from what was made for them.
+#[test]
+fn what_operations_leave_behind_that_are_gone_is_counted_and_swept_away() {
+    let stage = together();
+    let cluster = stage.cluster;
+    let kubectl = cluster.kubectl();
+    let orphan = |mut object: Value, kind: &str, name: &str| {
+        object["metadata"] = json!({
+            "name": name, "namespace": "velero", "labels": { "lifeboat.io/hosts": kind },
+            "annotations": {
+                "lifeboat.io/owner": format!("{kind}/velero/{name}/of-nobody"), "lifeboat.io/expires-after": "24h0m0s",
+            },
+        });
+        object
+    };
+    let user = pod("torn-1", "sleep 86400", "torn-1", None);
+    let orphans = [
+        orphan(claim("torn-1", TEST_CLASS_ANYWHERE, "Filesystem", "16Mi", None), "DataUpload", "torn-1"),
+        orphan(user, "DataUpload", "torn-1"),
+        orphan(claim("torn-2", TEST_CLASS_ANYWHERE, "Filesystem", "16Mi", None), "DataDownload", "torn-2"),
+    ];
+    kubectl.apply(&list(&orphans)).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let orphaned = r#"lifeboat_hosting_objects{state="orphaned"}"#;
+    while !agent_metrics(cluster).iter().any(|page| metric(page, orphaned).is_some_and(|count| count >= 3.0))
+    {
+        assert!(Instant::now() < deadline, "they are not counted");
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert_nothing_left(cluster, "", "torn");
 }

@@ -6,8 +6,12 @@
 #[path = "../../../../testbed/cluster/tests/common/mod.rs"]
 mod common;
 
+#[path = "../../../node-agent/tests/cells/mod.rs"]
+mod cells;
+
 mod by_hand;
 mod faults;
+mod matrix;
 mod nodes;
 mod pod_volumes;
 mod restarts;
@@ -17,4 +21,5 @@ mod settings;
 mod stage;
 mod storage;
 mod store;
+mod strikes;
 mod third_party;

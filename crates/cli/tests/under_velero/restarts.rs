@@ -1,29 +1,23 @@
 //! Agents, movers, Velero's server and the API server end while volumes are on their way: every operation goes on where it stood.
 
-use crate::by_hand::{
-    download, made, message, owner_reference, phase, pod_backup, pod_restore, upload, waiting, waiting_pod,
-};
-use crate::common::{claim, list, pod, processes_of};
+use crate::by_hand::{made, message, phase, pod_backup, upload};
 use crate::stage::{
-    Agent, Configured, FoldersAllowed, PATIENCE, alone, assert_nothing_left, has_ended, wait_for_agent,
-    wait_for_rollout, writers,
+    Agent, Configured, FoldersAllowed, PATIENCE, agent_metrics, alone, assert_nothing_left, has_ended,
+    metric, wait_for_rollout, writers,
 };
 use crate::storage::{content, define_class, with_volumes};
-use crate::store::{Gate, Location};
-use lifeboat_testbed::testing::{TestNamespace, condition, wait_for_object};
+use crate::store::{Gate, Location, connected_kopia, content_of_snapshot};
+use crate::strikes::{end_agent_gracefully, kill_agent, peak_memory};
+use lifeboat_testbed::testing::{TestNamespace, wait_for_object};
 use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
-use std::fs;
-use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// What a mover may use here.
 const MEMORY_LIMIT: u64 = 128 << 20;
 /// Classes of the volumes of this test; there is nothing that a copy of the last one could be of, until the test makes it.
 const CLASSES: [&str; 3] = [TEST_CLASS_ANYWHERE, "restarts-next", "restarts-held"];
 const MISSING_CLASS: &str = "restarts-copies";
-/// Operations of this test, in the order of their numbers.
+/// Operations of this test, of the volumes of its classes in turn.
 const UPLOADS: [(&str, &str); 6] = [
     ("dataupload", "restarts-1"),
     ("dataupload", "restarts-2"),
@@ -32,16 +26,6 @@ const UPLOADS: [(&str, &str); 6] = [
     ("podvolumebackup", "restarts-pod-2"),
     ("podvolumebackup", "restarts-pod-3"),
 ];
-const DOWNLOADS: [(&str, &str); 7] = [
-    ("datadownload", "restarts-1"),
-    ("datadownload", "restarts-2"),
-    ("datadownload", "restarts-3"),
-    ("podvolumerestore", "restarts-pod-1"),
-    ("podvolumerestore", "restarts-pod-2"),
-    ("podvolumerestore", "restarts-pod-3"),
-    ("podvolumerestore", "restarts-pod-4"),
-];
-
 fn settings(slots: usize) -> Value {
     json!({
         "loadConcurrency": { "globalConfig": slots },
@@ -72,43 +56,6 @@ fn standing(cluster: &Cluster, operations: &[(&str, &str)]) -> Vec<(String, Valu
     operations.iter().map(of).collect()
 }
 
-fn end_agent_gracefully(cluster: &Cluster) {
-    let agents = ["-n", "velero", "delete", "pod", "-l", "name=node-agent", "--wait=true"];
-    cluster.kubectl().run(agents).unwrap();
-    wait_for_agent(cluster);
-}
-
-/// Kills the agents' processes, and waits until Kubernetes has started them again.
-fn kill_agent(cluster: &Cluster) {
-    let restarts = || {
-        let pods = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
-        let all = pods["items"].as_array().unwrap().clone();
-        let count = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0);
-        (all.iter().map(count).sum::<u64>(), all.iter().all(|pod| condition(pod, "Ready")))
-    };
-    let (before, _) = restarts();
-    let is_agent = |process: &&PathBuf| {
-        let line = fs::read(process.join("cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).starts_with("/lifeboat\0node-agent\0server")
-    };
-    let processes = processes_of(cluster);
-    let agents: Vec<_> = processes.iter().filter(is_agent).collect();
-    assert!(!agents.is_empty());
-    for agent in &agents {
-        // As the node sees it; the first part of the path says which.
-        let number = agent.file_name().unwrap().to_str().unwrap();
-        let node = cluster.spec().node_ids().map(|node| cluster.node(node.number()).unwrap());
-        let node = node.into_iter().find(|node| agent.starts_with(format!("/proc/{}", node.pid()))).unwrap();
-        let killed = node.command("kill").unwrap().args(["-9", number]).status().unwrap();
-        assert!(killed.success());
-    }
-    let deadline = Instant::now() + PATIENCE;
-    while restarts() != (before + agents.len() as u64, true) {
-        assert!(Instant::now() < deadline, "the agents do not start again: {:?}", restarts());
-        thread::sleep(Duration::from_millis(250));
-    }
-}
-
 /// Deletes the movers' pods of operations; others take their places.
 fn lose_movers(cluster: &Cluster, operations: &[(&str, &str)]) {
     let uid =
@@ -126,19 +73,6 @@ fn lose_movers(cluster: &Cluster, operations: &[(&str, &str)]) {
         let replaced = |pod: &Value| pod["metadata"]["uid"] != before && pod["status"]["phase"] == "Running";
         wait(cluster, ("pod", name), "being replaced", replaced);
     }
-}
-
-/// What all agents together say of a metric without labels.
-fn metric(cluster: &Cluster, name: &str) -> f64 {
-    let agents = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
-    let of = |agent: &Value| {
-        let pod = agent["metadata"]["name"].as_str().unwrap();
-        let path = format!("/api/v1/namespaces/velero/pods/{pod}:8085/proxy/metrics");
-        let page = cluster.kubectl().text(["get", "--raw", &path]).unwrap();
-        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{pod} says nothing of {name}:\n{page}")).parse::<f64>().unwrap()
-    };
-    agents["items"].as_array().unwrap().iter().map(of).sum()
 }
 
 /// Waits until the agent has said that admission refuses the pod of an operation.
@@ -160,12 +94,6 @@ fn wait_for_slot(cluster: &Cluster, of: (&str, &str)) {
     assert_eq!(phase(&waits), "Prepared", "{waits:#}");
 }
 
-/// The most memory that a pod has used so far.
-fn peak_memory(cluster: &Cluster, pod: &str) -> u64 {
-    let pod = cluster.kubectl().get(["-n", "velero", "pod", pod]).unwrap();
-    cluster.pod_groups(&pod).unwrap().peak_memory().unwrap()
-}
-
 /// An upload of one of the volumes of this test into its location.
 fn upload_of(space: &TestNamespace<'_>, number: usize) -> Value {
     let class = CLASSES[number - 1];
@@ -180,8 +108,7 @@ fn in_location(mut operation: Value) -> Value {
     operation
 }
 
-/// Of both kinds: two operations move data, two wait for a slot, two for their volume; and then the same for restores, one of
-/// which has not begun.
+/// Of both kinds of backups: two operations move data, two wait for a slot, two for their volume.
 #[test]
 fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     let stage = alone(Agent::Ours);
@@ -218,7 +145,7 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     assert_eq!(standing(cluster, &UPLOADS), stood);
 
     // How many move at once is a setting, which is honoured while they wait.
-    let allowed = FoldersAllowed::new(&stage);
+    let _allowed = FoldersAllowed::new(&stage);
     let _configured = Configured::new(cluster, &settings(8));
     let moves = |operation: &Value| phase(operation) == "InProgress";
     define_class(cluster, MISSING_CLASS, "32768");
@@ -237,7 +164,11 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     cluster.restart_api_server().unwrap();
     kubectl.run(["-n", "velero", "scale", "deployment/velero", "--replicas=1"]).unwrap();
     lose_movers(cluster, &[UPLOADS[0], UPLOADS[3]]);
-    assert_eq!(metric(cluster, "lifeboat_movers_lost_total"), 2.0);
+    let lost = agent_metrics(cluster)
+        .iter()
+        .map(|page| metric(page, "lifeboat_movers_lost_total").unwrap())
+        .sum::<f64>();
+    assert_eq!(lost, 2.0);
     gate.wait_for_somebody();
     let peak = UPLOADS.iter().map(|(_, name)| peak_memory(cluster, name)).max().unwrap();
     assert!(peak <= MEMORY_LIMIT, "a mover used {peak} bytes");
@@ -252,66 +183,9 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
         let writers = writers(cluster, kind, name);
         assert!(writers.contains("lifeboat") && !writers.contains("unknown"), "{writers:?}");
     }
-    assert_nothing_left(cluster, space.name(), "restarts");
-
-    gate.close();
-    let _configured = Configured::new(cluster, &settings(2));
-    let owner = kubectl.get(["-n", "velero", "backupstoragelocation", "restarts"]).unwrap();
-    let mut targets: Vec<Value> = CLASSES
-        .iter()
-        .map(|class| waiting(claim(&format!("back-{class}"), class, "Filesystem", "16Mi", None)))
-        .chain((1..=4).map(|number| waiting_pod(&format!("back-pod-{number}"), &owner)))
-        .collect();
-    // The last one gets no node before the test says so.
-    targets[6]["spec"]["schedulingGates"] = json!([{ "name": "example.org/later" }]);
-    space.apply(&list(&targets)).unwrap();
-    let volume = |number: usize| {
-        let target = format!("back-{}", CLASSES[number - 1]);
-        in_location(download(&space, &format!("restarts-{number}"), &target, &snapshots[number - 1]))
-    };
-    let pod_volume = |number: usize| {
-        let target = made(&space, &format!("back-pod-{number}"));
-        let snapshot = &snapshots[3 + (number - 1) % 3];
-        let mut wanted = in_location(pod_restore(&format!("restarts-pod-{number}"), &target, snapshot));
-        wanted["metadata"]["ownerReferences"] = json!([owner_reference(&owner)]);
-        wanted
-    };
-    apply_and_wait(cluster, &volume(1), "InProgress");
-    apply_and_wait(cluster, &pod_volume(1), "InProgress");
-    apply_and_wait(cluster, &pod_volume(2), "Prepared");
-    apply_and_wait(cluster, &volume(2), "Prepared");
-    apply_and_wait(cluster, &volume(3), "Prepared");
-    wait_for_slot(cluster, DOWNLOADS[4]);
-    drop(allowed);
-    apply_and_wait(cluster, &pod_volume(3), "Accepted");
-    kubectl.apply(&pod_volume(4).to_string()).unwrap();
-    let unscheduled = |restore: &Value| message(restore).contains("to be given a node");
-    wait(cluster, DOWNLOADS[6], "an explanation", unscheduled);
-    wait_for_refusal(cluster, DOWNLOADS[5]);
-    gate.wait_for_somebody();
-    let stood = standing(cluster, &DOWNLOADS);
-    kill_agent(cluster);
-    assert_eq!(standing(cluster, &DOWNLOADS), stood);
-    let _allowed = FoldersAllowed::new(&stage);
-    lose_movers(cluster, &[DOWNLOADS[0], DOWNLOADS[3]]);
-    let ungated = r#"{"spec":{"schedulingGates":null}}"#;
-    space.kubectl(["patch", "pod", "back-pod-4", "--type=merge", "-p", ungated]).unwrap();
-    let _configured = Configured::new(cluster, &settings(8));
-    gate.open();
-    for of in DOWNLOADS {
-        let ended = wait(cluster, of, "the end", has_ended);
-        assert_eq!(phase(&ended), "Completed", "{ended:#}");
-    }
-    for (class, before) in CLASSES.iter().zip(&before) {
-        let target = format!("back-{class}");
-        space.apply(&pod(&target, "touch /data/.done; sleep 86400", &target, None).to_string()).unwrap();
-        space.wait_for_pod(&target).unwrap();
-        assert_eq!(content(&space, &target), *before);
-    }
-    for number in 1..=4 {
-        let target = format!("back-pod-{number}");
-        space.wait_for_pod(&target).unwrap();
-        assert_eq!(content(&space, &target), before[(number - 1) % 3]);
+    let kopia = connected_kopia(cluster, "restarts", space.name());
+    for (number, snapshot) in snapshots.iter().enumerate() {
+        assert_eq!(content_of_snapshot(cluster, &kopia, snapshot), before[number % CLASSES.len()]);
     }
     assert_nothing_left(cluster, space.name(), "restarts");
     wait_for_rollout(cluster, "deployment/velero");

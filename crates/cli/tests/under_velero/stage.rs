@@ -204,6 +204,23 @@ pub fn agent_log(cluster: &Cluster) -> String {
     cluster.kubectl().text(["-n", "velero", "logs", "-l", "name=node-agent", "--tail=-1"]).unwrap()
 }
 
+/// What each of the node-agents says of itself in figures.
+pub fn agent_metrics(cluster: &Cluster) -> Vec<String> {
+    let agents = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
+    let page = |agent: &Value| {
+        let pod = agent["metadata"]["name"].as_str().unwrap();
+        let path = format!("/api/v1/namespaces/velero/pods/{pod}:8085/proxy/metrics");
+        cluster.kubectl().text(["get", "--raw", &path]).unwrap()
+    };
+    agents["items"].as_array().unwrap().iter().map(page).collect()
+}
+
+/// The value of a metric with its labels on a page.
+pub fn metric(page: &str, name: &str) -> Option<f64> {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.map(|value| value.parse().unwrap())
+}
+
 /// Backs a namespace up with its volumes' data, and waits for the end.
 pub fn back_up(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, words: &[&str]) {
     begin_backup(cluster, space, name, &[&["--wait"], words].concat());
@@ -409,6 +426,12 @@ pub fn filled<'a>(cluster: &'a Cluster, name: &str, class: &str) -> (TestNamespa
 
 /// Stops an operation.
 pub fn cancel(cluster: &Cluster, kind: &str, name: &str) {
-    let change = r#"{"spec":{"cancel":true}}"#;
-    cluster.kubectl().run(["-n", "velero", "patch", kind, name, "--type=merge", "-p", change]).unwrap();
+    cancel_all(cluster, &[format!("{kind}/{name}")]);
+}
+
+/// Stops operations, each named as `kind/name`, all in the same moment.
+pub fn cancel_all(cluster: &Cluster, operations: &[String]) {
+    let words = ["-n", "velero", "patch", "--type=merge", "-p", r#"{"spec":{"cancel":true}}"#];
+    let operations = operations.iter().map(String::as_str);
+    cluster.kubectl().run(words.into_iter().chain(operations)).unwrap();
 }

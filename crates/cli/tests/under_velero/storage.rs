@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// Writes a little and waits.
-const FILL: &str =
+pub const FILL: &str =
     "[ -f /data/.done ] || head -c 3000000 /dev/urandom > /data/file; touch /data/.done; sleep 86400";
 /// A parameter of the test driver's classes that makes no difference to files; here it tells classes apart.
 const MARK: &str = "changedBlockSize";
@@ -29,7 +29,7 @@ pub fn with_volumes<'a>(cluster: &'a Cluster, name: &str, classes: &[&str]) -> T
 
 /// What is in the volume of a pod of such a namespace.
 pub fn content(space: &TestNamespace<'_>, pod: &str) -> String {
-    space.shell(pod, "c", "sha256sum /data/file").unwrap()
+    space.shell(pod, "c", "sha256sum < /data/file").unwrap().trim().to_owned()
 }
 
 /// A class of the test driver with a mark by which rules find its volumes.

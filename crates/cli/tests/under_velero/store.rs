@@ -3,7 +3,10 @@
 use crate::stage::PATIENCE;
 use lifeboat_testbed::Cluster;
 use lifeboat_testbed::faults::{Fault, FaultProxy, Mode, Plan};
+use lifeboat_testkit::kopia::Kopia;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -44,6 +47,31 @@ impl Drop for Location {
     }
 }
 
+/// Stock kopia, connected to the repository that a location has of a namespace.
+pub fn connected_kopia(cluster: &Cluster, location: &str, namespace: &str) -> Kopia {
+    let template = r#"go-template={{index .data "repository-password" | base64decode}}"#;
+    let secret = ["-n", "velero", "get", "secret", "velero-repo-credentials", "-o", template];
+    let store = cluster.object_store();
+    let mut kopia = Kopia::new(&cluster.kubectl().text(secret).unwrap()).unwrap();
+    kopia.set_env("AWS_ACCESS_KEY_ID", &store.access_key);
+    kopia.set_env("AWS_SECRET_ACCESS_KEY", &store.secret_key);
+    let endpoint = store.endpoint.strip_prefix("http://").unwrap();
+    let prefix = format!("kopia/{namespace}/");
+    let words = ["repository", "connect", "s3", "--readonly", "--disable-tls", "--endpoint", endpoint];
+    let place = ["--bucket", location, "--prefix", &prefix];
+    cluster.in_network(|| kopia.run([&words[..], &place].concat())).unwrap().unwrap();
+    kopia
+}
+
+/// What is in a snapshot of a volume, in the words of [`content`](crate::storage::content).
+pub fn content_of_snapshot(cluster: &Cluster, kopia: &Kopia, snapshot: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    cluster.in_network(|| kopia.restore(snapshot, folder.path())).unwrap().unwrap();
+    let file = File::open(folder.path().join("file")).unwrap();
+    let sum = Command::new("sha256sum").stdin(file).output().unwrap().stdout;
+    String::from_utf8(sum).unwrap().trim().to_owned()
+}
+
 /// Whether a request brings data into a repository: only movers do.
 pub fn brings_data(method: &str, path: &str) -> bool {
     method == "PUT" && is_data(path)
@@ -60,6 +88,7 @@ pub struct Gate(Arc<State>);
 #[derive(Default)]
 struct State {
     open: AtomicBool,
+    away: AtomicBool,
     kept: AtomicU64,
 }
 
@@ -67,8 +96,9 @@ impl Gate {
     pub fn plan(&self) -> Plan {
         let state = Arc::clone(&self.0);
         Box::new(move |method, path, _| {
-            let kept =
+            let closed =
                 !state.open.load(Ordering::SeqCst) && is_data(path) && ["GET", "PUT"].contains(&method);
+            let kept = closed || state.away.load(Ordering::SeqCst);
             state.kept.fetch_add(u64::from(kept), Ordering::SeqCst);
             kept.then_some(Fault::ResetBefore)
         })
@@ -80,6 +110,11 @@ impl Gate {
 
     pub fn close(&self) {
         self.0.open.store(false, Ordering::SeqCst);
+    }
+
+    /// From now on the store is away: nobody gets anything through, whoever asks for whatever.
+    pub fn take_away(&self) {
+        self.0.away.store(true, Ordering::SeqCst);
     }
 
     /// Waits until somebody who has not tried before now tries to get data through.

@@ -196,7 +196,7 @@ impl World {
         if operation["spec"]["cancel"] == true && weather.movers_obey {
             self.end(pod, 1, &format!("data path for {name} stopped: {CANCELED}"));
         } else if !weather.store_answers {
-            self.end(pod, 1, "the object store does not answer");
+            self.end(pod, 1, "cannot open the repository: error sending request");
         } else if !weather.busy.contains(name)
             && self.moving.lock().insert(text(&pod["metadata"]["uid"]).to_owned())
         {
