@@ -38,9 +38,12 @@ fn slow_place(folder: &Path) -> Result<Ours> {
 
 const COLUMNS: usize = 70;
 
-/// What a terminal shows of a line: it obeys escape sequences and does not print them.
-fn plain(line: &str) -> String {
-    let mut parts = line.split("\u{1b}[");
+/// What a terminal shows of a frame of the bar: it obeys escape sequences and does not print them. What somebody else says
+/// after it, such as the terminal of a key, is not part of it.
+fn plain(frame: &str) -> String {
+    let frame =
+        ["\n", "^C", "\u{1b}[2m"].iter().fold(frame, |frame, end| frame.split(end).next().unwrap_or(""));
+    let mut parts = frame.split("\u{1b}[");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| {
         text + part.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).get(1..).unwrap_or("")
@@ -53,7 +56,7 @@ fn in_terminal(ours: &Ours, words: &str, seen: &Path) -> Command {
     let program = env!("CARGO_BIN_EXE_lifeboat-repo");
     let mut command = Command::new("script");
     command
-        .args(["-q", "-e", "-f", "-c", &format!("stty cols {COLUMNS}; exec {program} {words}")])
+        .args(["-q", "-e", "-f", "-c", &format!("stty rows 24 cols {COLUMNS}; exec {program} {words}")])
         .arg(seen)
         .env_clear()
         .envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))))
@@ -101,7 +104,7 @@ fn a_terminal_shows_a_bar_and_ctrl_c_ends_a_backup_that_the_next_one_goes_on_fro
     assert_eq!(code, 1, "{shown}");
     assert!(shown.contains("a second signal ends at once"), "{shown}");
     assert!(shown.contains("\u{1b}[1;31merror:"), "colour on a terminal: {shown}");
-    let frames = shown.split(['\r', '\n']).map(plain).filter(|frame| frame.contains("hashing: "));
+    let frames = shown.split('\r').map(plain).filter(|frame| frame.contains("hashing: "));
     let widths: Vec<usize> = frames.map(|frame| frame.chars().count()).collect();
     assert!(!widths.is_empty() && widths.iter().all(|width| *width <= COLUMNS), "{widths:?}: {shown}");
 

@@ -4,6 +4,7 @@ use crate::stage::{
     Agent, PATIENCE, VOLUMES, alone, assert_comes_back, assert_completed, assert_nothing_left, back_up,
     filled, operations, together,
 };
+use crate::store::connected_kopia;
 use lifeboat_testbed::{HOSTPATH_CLASS, TEST_CLASS};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,7 +62,7 @@ fn volumes_that_wait_for_their_pod_come_back_as_they_were() {
     assert_nothing_left(stage.cluster, space.name(), "late");
 }
 
-/// In one repository, and each on top of what the other has written.
+/// In one repository, and each on top of what the other has written; stock kopia lists it all.
 #[test]
 fn either_node_agent_restores_what_the_other_has_backed_up() {
     let mut stage = alone(Agent::Veleros);
@@ -73,6 +74,19 @@ fn either_node_agent_restores_what_the_other_has_backed_up() {
     back_up(stage.cluster, &space, "ours", &[]);
     assert_completed(stage.cluster, "backup.velero.io", "ours");
     assert_nothing_left(stage.cluster, space.name(), "ours");
+    let kopia = connected_kopia(stage.cluster, "velero", space.name());
+    let listed = stage.cluster.in_network(|| kopia.snapshots()).unwrap().unwrap();
+    for backup in ["theirs", "ours"] {
+        let uploads = operations(stage.cluster, "datauploads", &format!("velero.io/backup-name={backup}"));
+        assert_eq!(uploads.len(), VOLUMES);
+        for upload in &uploads {
+            let id = &upload["status"]["snapshotID"];
+            assert!(
+                listed.iter().any(|one| *id == *one.id),
+                "kopia does not list {id} of {backup}: {listed:#?}"
+            );
+        }
+    }
     stage.switch(Agent::Veleros);
     assert_comes_back(stage.cluster, &space, "ours", &before);
 }

@@ -254,13 +254,15 @@ mod tests {
         assert!(!trouble.hopeless, "the next attempt may succeed");
         assert_eq!(waiting("ContainerCreating"), PodReport::Waiting(None));
 
+        // As the scheduler says it of nodes to which no more volumes can be attached; one may be detached.
+        let full = "0/2 nodes are available: 2 node(s) exceed max volume count.";
         let PodReport::Waiting(Some(trouble)) = report(json!({
             "phase": "Pending",
-            "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes" }],
+            "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full }],
         })) else {
             panic!()
         };
-        assert_eq!((trouble.to_string().as_str(), trouble.hopeless), ("Unschedulable: 0/1 nodes", false));
+        assert_eq!((trouble.to_string(), trouble.hopeless), (format!("Unschedulable: {full}"), false));
         assert_eq!(report(json!({})), PodReport::Waiting(None));
         assert!(matches!(report(json!({ "phase": "Unknown" })), PodReport::Waiting(Some(_))));
     }
