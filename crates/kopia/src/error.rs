@@ -159,6 +159,15 @@ pub enum Error {
     )]
     PasswordChangeUnsupported,
 
+    /// A listing did not show everything.
+    #[error(
+        "index blob {blob:?} is in the store but was not listed; nothing was merged, try again or check the store"
+    )]
+    IncompleteListing {
+        /// What the listing left out.
+        blob: String,
+    },
+
     /// Two clients write faster than the index settles.
     #[error("writing the index took so long that the index epoch moved on twice; nothing is lost, try again")]
     IndexWriteTooSlow,

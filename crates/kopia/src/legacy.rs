@@ -5,6 +5,7 @@ use crate::sealer::{SealedBlob, Sealer};
 use crate::session::SessionId;
 use crate::{Error, Result};
 use futures::TryStreamExt;
+use futures::future::try_join_all;
 use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, PutOptions};
 use parking_lot::Mutex;
@@ -110,6 +111,17 @@ impl LegacyIndex {
     /// The blobs in force now, as if those in `left_out` (index blobs or logs) did not exist: what an index blob among
     /// them had replaced is in force again, as far as it is still there.
     pub async fn active_without(&self, left_out: &BTreeSet<BlobId>) -> Result<Vec<BlobMetadata>> {
+        self.active_in(&[INDEX.to_owned()], left_out).await
+    }
+
+    /// The same by a second listing, which is taken in other portions than the first: what was left out of one of them is
+    /// hardly left out of the other.
+    pub async fn look_again(&self, left_out: &BTreeSet<BlobId>) -> Result<Vec<BlobMetadata>> {
+        let digits = (0..16).map(|digit| format!("{INDEX}{digit:x}"));
+        self.active_in(&digits.collect::<Vec<_>>(), left_out).await
+    }
+
+    async fn active_in(&self, portions: &[String], left_out: &BTreeSet<BlobId>) -> Result<Vec<BlobMetadata>> {
         let usable = |blob: &BlobMetadata| !left_out.contains(&blob.id);
         // Logs first: a log that appears after this listing only means that inputs are read once more, while a
         // log seen without its outputs would be ignored anyway.
@@ -126,7 +138,8 @@ impl LegacyIndex {
             };
             logs.insert(blob.id, log);
         }
-        let mut indexes: Vec<BlobMetadata> = self.store.list(INDEX).try_collect().await?;
+        let listings = portions.iter().map(|portion| self.store.list(portion).try_collect::<Vec<_>>());
+        let mut indexes: Vec<BlobMetadata> = try_join_all(listings).await?.concat();
         indexes.retain(usable);
         let active = active(&indexes, logs.values().map(AsRef::as_ref));
         *self.logs.lock() = logs;

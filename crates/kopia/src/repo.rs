@@ -152,7 +152,8 @@ impl Repository {
     pub async fn open(options: OpenOptions) -> Result<Self> {
         let OpenOptions { store, password, environment, .. } = &options;
         let owner = options.upgrade_owner.as_deref();
-        // The index is listed while the key is derived. If that fails, it is tried again when it counts.
+        // The index is listed while the key is derived. If that fails, it is tried again when it counts. Without epochs (format
+        // version 1) it is listed in vain, but at no one's time: the version is sealed, too.
         let (format, listing) = tokio::join!(
             Format::open(&**store, password, environment, owner),
             Listing::take(&**store, &*environment.clock),

@@ -1,7 +1,7 @@
 //! Backup and repair that die or fail at any single storage call, or work on a store that answers late, twice or with
 //! what was: reopening works, no completed snapshot is damaged, and doing it again succeeds.
 //!
-//! Every call is struck, by number: in the default run every change twice and everything else once, in ways that take turns,
+//! Every call is struck, by number: in the default run every change and listing twice and everything else once, in ways that take turns,
 //! with `LIFEBOAT_LONG=1` in every way and in every format version.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
@@ -9,7 +9,6 @@ mod maintain_common;
 
 use lifeboat_blobs::wrap::Fault;
 use lifeboat_blobs::wrap::fault::{Action, Logged, Rule};
-use lifeboat_blobs::{ErrorKind, Operation};
 use lifeboat_kopia::Result;
 use lifeboat_kopia::maintain::{Mode, Safety};
 use lifeboat_kopia::manifest::ManifestId;
@@ -18,14 +17,6 @@ use lifeboat_kopia::repo::Repository;
 use maintain_common::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How late a late answer is.
-const DELAY: Duration = Duration::from_millis(20);
-
-fn long() -> bool {
-    std::env::var_os("LIFEBOAT_LONG").is_some()
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Job {
@@ -169,6 +160,10 @@ impl Scene {
         let mut struck = 0;
         for (number, call) in log.iter().enumerate() {
             for action in actions(call.operation, number) {
+                // A repair that recovers the index believes one listing of packs: what that leaves out stays unknown.
+                if self.job == Job::Repair && matches!(action, Action::CutListing { .. }) {
+                    continue;
+                }
                 let what = format!(
                     "{:?}: {action:?} at call {number}, {} {:?}",
                     self.job, call.operation, call.blob
@@ -181,43 +176,6 @@ impl Scene {
         }
         println!("{:?}: {} calls, {struck} strikes", self.job, log.len());
         assert!(log.len() > 20 && struck > log.len());
-    }
-}
-
-/// In which ways the `number`-th call is struck: in the default run, one after the other in turn.
-fn actions(operation: Operation, number: usize) -> Vec<Action> {
-    let transient = ErrorKind::Transient;
-    let actions = match operation {
-        Operation::Put | Operation::Delete | Operation::Retain => vec![
-            Action::CrashAfter,
-            Action::FailAfter(transient),
-            Action::Duplicate,
-            Action::FailBefore(transient),
-            Action::CrashBefore,
-            Action::FailBefore(ErrorKind::Other),
-            Action::Delay(DELAY),
-        ],
-        Operation::List => vec![
-            Action::Stale,
-            Action::BreakListing { every: 1 },
-            Action::FailBefore(transient),
-            Action::CrashBefore,
-            Action::Delay(DELAY),
-        ],
-        _ => vec![
-            Action::FailBefore(transient),
-            Action::Stale,
-            Action::CrashBefore,
-            Action::Duplicate,
-            Action::Delay(DELAY),
-        ],
-    };
-    let is_change = !matches!(operation, Operation::Get | Operation::Head | Operation::List);
-    match (long(), is_change) {
-        (true, _) => actions,
-        // A crash after each change is what all crashes come to; the other ways take turns.
-        (false, true) => vec![actions[0].clone(), actions[1 + number % (actions.len() - 1)].clone()],
-        (false, false) => vec![actions[number % actions.len()].clone()],
     }
 }
 

@@ -10,7 +10,7 @@ use lifeboat_index::{Deleted, Prefix};
 use lifeboat_kopia::Clock;
 use lifeboat_kopia::content::{ContentRange, ContentToWrite};
 use lifeboat_kopia::maintain::{self, Error, Mode, Obstacle, Options, Outcome, Safety, Waiting};
-use lifeboat_kopia::maintenance::{Params, Schedule, Task};
+use lifeboat_kopia::maintenance::{Schedule, Task};
 use lifeboat_kopia::manifest::Labels;
 use lifeboat_kopia::object::ObjectId;
 use lifeboat_kopia::repo::Repository;
@@ -111,75 +111,6 @@ async fn the_schedule_says_what_is_due_and_remembers_what_ran() {
     assert!(schedule.runs_of(Task::SnapshotGc).iter().all(|run| run.success && run.error.is_empty()));
     assert_eq!(schedule.runs_of(Task::SnapshotGc)[0].extra[0].kind, "snapshotGCStats");
     assert_eq!(nothing.next_full, schedule.next_full.get().map(|next| next - hours(24)));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn only_the_owner_runs_it_and_only_if_the_clocks_agree() {
-    let world = World::new();
-    let repository = world.create(3).await;
-    let mut options = world.options();
-    options.identity.username = "somebody".into();
-    let other = Repository::open(options).await.unwrap();
-    let refused = maintain::run(&other, Mode::Auto, &Safety::FULL, &Options::default()).await;
-    assert!(matches!(refused, Err(Error::NotOwner { owner, .. }) if owner == "tester@testhost"));
-    assert!(world.names("kopia.maintenance").await.is_empty());
-
-    let mut options = world.options();
-    let behind = ManualClock::new();
-    behind.advance(jiff::SignedDuration::from_mins(-6));
-    options.environment.clock = Arc::new(behind);
-    let skewed = Repository::open(options).await.unwrap();
-    let refused = maintain::run(&skewed, Mode::Full, &Safety::NONE, &Options::default()).await;
-    assert!(matches!(refused, Err(Error::ClockSkew { .. })), "{refused:?}");
-    assert!(full(&repository).await.is_clean());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_else_writes_the_schedule_is_noticed_before_anything_is_deleted() {
-    let world = World::new();
-    let repository = world.create(3).await;
-    let doomed = take_snapshot(&repository, &files(&[("b", 2, 900_000)])).await;
-    delete_snapshot(&repository, &doomed).await;
-    world.clock.advance(hours(1));
-    let store = Fault::new(world.store.clone());
-    // An answer from before our last write looks the same as a schedule that somebody else wrote.
-    store.control().plan(Rule::on(Operation::Get).prefix("kopia.maintenance").skip(1).action(Action::Stale));
-    let ours = Repository::open(world.options_on(Arc::new(store))).await.unwrap();
-    let before = world.names("p").await;
-    let stopped = maintain::run(&ours, Mode::Full, &Safety::NONE, &Options::default()).await;
-    assert!(matches!(stopped, Err(Error::Contended)), "{stopped:?}");
-    assert_eq!(world.names("p").await, before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn ownership_that_is_lost_on_the_way_stops_the_deletion() {
-    let world = World::new();
-    let repository = world.create(3).await;
-    let doomed = take_snapshot(&repository, &files(&[("b", 2, 900_000)])).await;
-    delete_snapshot(&repository, &doomed).await;
-    world.clock.advance(hours(1));
-    // Somebody takes maintenance over while we list the packs: after the marking, before the deletion.
-    let store = Fault::new(world.store.clone());
-    let delay = Action::Delay(std::time::Duration::from_millis(300));
-    store.control().plan(Rule::on(Operation::List).prefix("p0").action(delay));
-    let ours = Repository::open(world.options_on(Arc::new(store.clone()))).await.unwrap();
-    let run =
-        tokio::spawn(
-            async move { maintain::run(&ours, Mode::Full, &Safety::NONE, &Options::default()).await },
-        );
-    for _ in 0..3000 {
-        if store.control().log().iter().any(|call| call.blob == "p0") {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    }
-    repository.refresh().await.unwrap();
-    Params { owner: "other@host".into(), ..Params::default() }.save(repository.manifests()).await.unwrap();
-    repository.flush().await.unwrap();
-    let before = world.names("p").await;
-    let stopped = run.await.unwrap();
-    assert!(matches!(stopped, Err(Error::NotOwner { .. })), "{stopped:?}");
-    assert_eq!(world.names("p").await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -323,6 +254,34 @@ async fn a_writer_that_deduplicated_against_a_content_being_collected_is_safe() 
             assert_whole(&world.open().await, &expected).await;
         }
         assert!(brought_back);
+    }
+}
+
+/// Until its contents are dropped from the index, a deletion can be undone: whoever saves the manifest again has the snapshot back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_was_deleted_by_mistake_can_be_saved_again_while_its_contents_are_only_marked() {
+    for version in [1, 3] {
+        let world = World::new();
+        let repository = world.create(version).await;
+        let wanted = files(&[("a", 1, 100_000), ("sub/b", 2, 300_000)]);
+        let root = write_tree(&repository, &wanted).await;
+        let mistake = save_snapshot(&repository, root.clone()).await;
+        repository.flush().await.unwrap();
+        delete_snapshot(&repository, &mistake).await;
+        world.clock.advance(hours(25));
+        let marked = full(&repository).await;
+        assert_eq!(contents(&repository, Deleted::Skip), 0, "everything is marked as deleted: {marked}");
+        let window =
+            marked.pending.iter().find(|pending| pending.waiting == Waiting::DeletedContents).unwrap();
+        assert!(window.amount.bytes > 400_000 && window.not_before > world.clock.now(), "{marked}");
+
+        let expected = BTreeMap::from([(save_snapshot(&repository, root).await, wanted)]);
+        repository.flush().await.unwrap();
+        for _ in 0..6 {
+            world.clock.advance(hours(24));
+            assert!(full(&repository).await.is_clean());
+        }
+        assert_whole(&world.open().await, &expected).await;
     }
 }
 

@@ -12,9 +12,8 @@ use lifeboat_kopia::maintenance::Task;
 use lifeboat_kopia::manifest::ManifestId;
 use lifeboat_kopia::repo::Repository;
 use maintain_common::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A repository in which one full maintenance has everything to do.
 struct Scene {
@@ -86,10 +85,6 @@ impl Scene {
     }
 }
 
-fn long() -> bool {
-    std::env::var_os("LIFEBOAT_LONG").is_some()
-}
-
 fn is_change(call: &Logged) -> bool {
     matches!(call.operation, Operation::Put | Operation::Delete)
 }
@@ -151,24 +146,50 @@ fn crash_at(log: &[Logged], change: usize, action: Action) -> Rule {
     Rule::on(call.operation).skip(before as u64).action(action)
 }
 
+/// Owner, schedule and clocks are looked at right before each phase of deletion, in the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_phase_of_deletion_begins_with_the_fence() {
+    for version in [1, 3] {
+        let (_, outcome, log) = Scene::new(version).await.play(None).await;
+        let report = outcome.unwrap();
+        assert!(report.is_clean(), "{report}");
+        // The marker of its own session goes without.
+        let deletes = |call: &Logged| {
+            let own = |other: &Logged| other.operation == Operation::Put && other.blob == call.blob;
+            call.operation == Operation::Delete && !(call.blob.starts_with('s') && log.iter().any(own))
+        };
+        let mut kinds = BTreeSet::new();
+        for (number, call) in log.iter().enumerate() {
+            if !deletes(call) || deletes(&log[number - 1]) {
+                continue;
+            }
+            let fence = log[number - 3..number].iter().map(|call| (call.operation, call.blob.as_str()));
+            let schedule = [Operation::Get, Operation::Put, Operation::Head];
+            assert!(fence.eq(schedule.map(|operation| (operation, "kopia.maintenance"))), "{call:?}");
+            // Parameters are a manifest, which is looked for in the index as it is now.
+            let before = log[..number - 3].iter().rev();
+            let mut since = before.take_while(|call| !deletes(call) && call.blob != "kopia.maintenance");
+            let index = if version == 1 { "n" } else { "x" };
+            assert!(since.any(|call| call.operation == Operation::List && call.blob == index), "{call:?}");
+            kinds.insert(call.blob.chars().take(if version == 1 { 1 } else { 2 }).collect::<String>());
+        }
+        println!("version {version}: phases of deletion began with {kinds:?}");
+        assert!(kinds.len() >= 2, "version {version}: {kinds:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_fails_or_answers_late_twice_or_stale_harms_nothing() {
     let scene = Scene::new(3).await;
     let (_, _, log) = scene.play(None).await;
-    let actions = [
-        Action::FailBefore(ErrorKind::NotFound),
-        Action::FailBefore(ErrorKind::Transient),
-        Action::FailAfter(ErrorKind::Other),
-        Action::Stale,
-        Action::Duplicate,
-        Action::Delay(Duration::from_millis(5)),
-        Action::BreakListing { every: 1 },
-    ];
-    // In the default run each call is struck in one of these ways, in turn; in a long one, in all of them.
-    let ways = if long() { actions.len() } else { 1 };
-    let strikes = (0..log.len()).flat_map(|call| (0..ways).map(move |way| (call, call + way)));
-    for (call, way) in strikes {
-        let action = actions[way % actions.len()].clone();
+    let strikes = log.iter().enumerate().flat_map(|(call, logged)| {
+        let mut ways = actions(logged.operation, call);
+        if logged.operation == Operation::Get && (long() || call % 5 == 0) {
+            ways.push(Action::FailBefore(ErrorKind::NotFound));
+        }
+        ways.into_iter().map(move |way| (call, way))
+    });
+    for (call, action) in strikes {
         let what = format!("{action:?} at call {call}: {:?}", log[call]);
         let (world, outcome, _) = scene.play(Some(Rule::any().skip(call as u64).action(action))).await;
         if let Err(error) = outcome {

@@ -34,6 +34,11 @@ pub enum Action {
         /// Blobs delivered between failures.
         every: usize,
     },
+    /// A listing ends after so many blobs, and looks complete.
+    CutListing {
+        /// Blobs delivered before the end.
+        after: usize,
+    },
     /// The process dies before the call: it and every later call fail, until [`Control::restart`].
     CrashBefore,
     /// The process dies after the call took effect, but before it saw the answer.
@@ -252,7 +257,7 @@ impl<S: BlobStore> Fault<S> {
                     None => call().await,
                 }
             }
-            Some(Action::BreakListing { .. }) | None => call().await,
+            Some(Action::BreakListing { .. } | Action::CutListing { .. }) | None => call().await,
         }
     }
 
@@ -317,6 +322,7 @@ impl<S: BlobStore> Fault<S> {
                 });
                 blobs.boxed()
             }
+            Ok(Some(Action::CutListing { after })) => listing.take(after).boxed(),
             Ok(Some(Action::Duplicate) | None) => listing,
         }
     }

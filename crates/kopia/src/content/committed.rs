@@ -61,6 +61,14 @@ impl IndexBlobs {
         }
     }
 
+    /// The blobs in force by a listing in other portions.
+    async fn look_again(&self, left_out: &BTreeSet<BlobId>) -> Result<Vec<BlobMetadata>> {
+        match self {
+            IndexBlobs::Epochs(index) => Ok(index.look_again().await?.without(left_out).active()),
+            IndexBlobs::Legacy(index) => index.look_again(left_out).await,
+        }
+    }
+
     /// All blobs that hold index entries, in force or not, and what says which of them are.
     pub(super) async fn all(&self) -> Result<Vec<BlobMetadata>> {
         match self {
@@ -91,6 +99,16 @@ struct Active {
     watermark: i64,
     /// Epochs of which nothing is there.
     holes: Vec<Hole>,
+}
+
+/// The index as it was loaded.
+#[derive(Debug)]
+struct Loaded {
+    snapshot: Snapshot,
+    /// The blobs whose merge it is.
+    blobs: Arc<BTreeSet<IndexBlobName>>,
+    /// Since when that may have changed.
+    listed_at: Timestamp,
 }
 
 /// A blob of the index that cannot be used, or is missing. What only it knows is unknown until the index is recovered.
@@ -125,8 +143,7 @@ pub(super) struct CommittedIndex {
     runtime: Handle,
     version: IndexVersion,
     put_options: PutOptions,
-    /// What is in force, and since when that may have changed.
-    current: RwLock<(Snapshot, Timestamp)>,
+    current: RwLock<Loaded>,
     left_out: Mutex<BTreeMap<BlobId, LeftOut>>,
     holes: Mutex<Vec<Hole>>,
     /// One load at a time.
@@ -152,7 +169,11 @@ impl CommittedIndex {
             runtime,
             version,
             put_options,
-            current: RwLock::new((Snapshot::empty(), Timestamp::MIN)),
+            current: RwLock::new(Loaded {
+                snapshot: Snapshot::empty(),
+                blobs: Arc::default(),
+                listed_at: Timestamp::MIN,
+            }),
             left_out: Mutex::default(),
             holes: Mutex::default(),
             loading: tokio::sync::Mutex::new(()),
@@ -166,7 +187,7 @@ impl CommittedIndex {
 
     /// The index as last loaded.
     pub(super) fn snapshot(&self) -> Snapshot {
-        self.current.read().0.clone()
+        self.current.read().snapshot.clone()
     }
 
     /// Asks the index something. For worker threads: a local file that turns out to be damaged is built again.
@@ -186,7 +207,17 @@ impl CommittedIndex {
 
     /// How long ago the index was listed.
     pub(super) fn age(&self) -> SignedDuration {
-        self.clock.now().duration_since(self.current.read().1)
+        self.clock.now().duration_since(self.current.read().listed_at)
+    }
+
+    /// Blobs in force, by a listing in other portions, that are not part of the index as last loaded: somebody has just
+    /// written them, or the listing that it was loaded by has left them out.
+    pub(super) async fn lacking(&self) -> Result<Vec<BlobMetadata>> {
+        let left_out: BTreeSet<BlobId> = self.left_out.lock().keys().cloned().collect();
+        let listed = self.blobs.look_again(&left_out).await?;
+        let loaded = self.current.read().blobs.clone();
+        let is_lacking = |blob: &BlobMetadata| !loaded.contains(&IndexBlobName::from(blob.id.as_str()));
+        Ok(listed.into_iter().filter(is_lacking).collect())
     }
 
     /// Loads the index for the first time; a listing that was taken ahead will do.
@@ -307,12 +338,13 @@ impl CommittedIndex {
         &self,
         anew: bool,
         own: &BTreeSet<IndexBlobName>,
-    ) -> std::result::Result<Option<(Snapshot, Timestamp)>, FetchError> {
+    ) -> std::result::Result<Option<Loaded>, FetchError> {
         let left_out: BTreeSet<BlobId> = self.left_out.lock().keys().cloned().collect();
         let Active { listed_at, blobs, watermark, holes } =
             self.blobs.active(anew, &left_out, &*self.clock).await?;
         *self.holes.lock() = holes;
-        Ok(self.load_active(blobs, watermark, own).await?.map(|snapshot| (snapshot, listed_at)))
+        let loaded = self.load_active(blobs, watermark, own).await?;
+        Ok(loaded.map(|(snapshot, blobs)| Loaded { snapshot, blobs, listed_at }))
     }
 
     async fn load_active(
@@ -320,7 +352,7 @@ impl CommittedIndex {
         active: Vec<BlobMetadata>,
         watermark: i64,
         own: &BTreeSet<IndexBlobName>,
-    ) -> std::result::Result<Option<Snapshot>, FetchError> {
+    ) -> std::result::Result<Option<(Snapshot, Arc<BTreeSet<IndexBlobName>>)>, FetchError> {
         let sizes: Arc<BTreeMap<IndexBlobName, BlobMetadata>> =
             Arc::new(active.into_iter().map(|blob| (IndexBlobName::from(blob.id.as_str()), blob)).collect());
         let mut names: BTreeSet<IndexBlobName> = sizes.keys().cloned().collect();
@@ -370,7 +402,7 @@ impl CommittedIndex {
             };
             let updated = catalog.update(&names, watermark, &mut load);
             match (updated, vanished) {
-                (Ok(snapshot), _) => Ok(Some(snapshot)),
+                (Ok(snapshot), _) => Ok(Some((snapshot, names))),
                 (Err(_), Some(id)) => Err(FetchError::Vanished(id)),
                 (Err(error), None) => Err(FetchError::Failed(error.into())),
             }

@@ -2,6 +2,7 @@
 
 use super::ContentStore;
 use super::load::{FetchError, IndexLoader};
+use crate::epoch::EpochIndex;
 use crate::epoch::names::{IndexKind, Suffix};
 use crate::sealer::{SealedBlob, Sealer};
 use crate::worker::blocking;
@@ -52,6 +53,20 @@ impl ContentStore {
             // It was replaced since it was listed.
             Err(Error::MissingBlob { .. }) => Ok(()),
             outcome => outcome,
+        }
+    }
+
+    /// Replaces index blobs by a new set of `kind`, unless somebody else has just done so. Those in `left_out` cannot be used.
+    pub(crate) async fn compact_index(
+        &self,
+        index: &EpochIndex,
+        kind: IndexKind,
+        blobs: &[BlobMetadata],
+        left_out: &BTreeSet<BlobId>,
+    ) -> Result<()> {
+        match index.confirm(kind, blobs, left_out).await? {
+            true => self.write_index_set(kind, blobs).await,
+            false => Ok(()),
         }
     }
 

@@ -35,7 +35,7 @@ use bytes::Bytes;
 use cache::MetadataCache;
 use committed::CommittedIndex;
 use jiff::SignedDuration;
-use lifeboat_blobs::{BlobStore, ErrorKind, Operation, PutOptions, Retention};
+use lifeboat_blobs::{BlobMetadata, BlobStore, ErrorKind, Operation, PutOptions, Retention};
 use lifeboat_budget::{Budget, Reservation};
 use lifeboat_index::{Catalog, CatalogOptions, IndexEntry, IndexVersion, Prefix, Snapshot};
 use lifeboat_primitives::aead::OVERHEAD;
@@ -301,6 +301,11 @@ impl ContentStore {
     /// Loads the index as others have left it.
     pub async fn refresh(&self) -> Result<()> {
         self.shared.committed.refresh().await
+    }
+
+    /// Blobs of the index that a second listing shows and that are not part of the index as last loaded.
+    pub(crate) async fn lacking_index(&self) -> Result<Vec<BlobMetadata>> {
+        self.shared.committed.lacking().await
     }
 
     /// What was written so far.

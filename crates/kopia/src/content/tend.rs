@@ -7,6 +7,7 @@ use crate::Result;
 use crate::epoch::EpochIndex;
 use crate::epoch::names::{self, IndexKind};
 use lifeboat_blobs::BlobId;
+use std::collections::BTreeSet;
 
 impl ContentStore {
     /// Looks after the index, now that something was published. What was published is safe whatever comes of this, so
@@ -31,7 +32,7 @@ impl ContentStore {
             state = index.refresh().await?.state;
         }
         if let Some((epoch, blobs)) = state.next_to_compact() {
-            self.write_index_set(IndexKind::Single(epoch), &blobs).await?;
+            self.compact_index(index, IndexKind::Single(epoch), &blobs, &BTreeSet::new()).await?;
             index.refresh().await?;
         }
         Ok(())

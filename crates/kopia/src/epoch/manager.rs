@@ -7,8 +7,10 @@ use crate::sealer::SealedBlob;
 use crate::session::SessionId;
 use crate::{Clock, Error, Result};
 use futures::TryStreamExt;
+use futures::future::try_join_all;
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, PutOptions};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
@@ -90,6 +92,40 @@ impl EpochIndex {
     pub async fn refresh(&self) -> Result<Committed> {
         let mut committed = self.committed.lock().await;
         self.load_into(&mut committed).await
+    }
+
+    /// The state by a second listing, which is taken in other portions than the first: what was left out of one of them is
+    /// hardly left out of the other.
+    pub async fn look_again(&self) -> Result<EpochState> {
+        let kinds = [names::UNCOMPACTED, names::SINGLE, names::RANGE, names::MARKER, names::WATERMARK];
+        let listings = kinds.map(|kind| self.store.list(kind).try_collect::<Vec<BlobMetadata>>());
+        Ok(EpochState::from_listing(try_join_all(listings).await?.concat()))
+    }
+
+    /// Whether a new set of `kind` is still wanted, by a second listing. Fails unless `blobs` are all that it replaces: what
+    /// the first listing has not shown would be lost under it. Blobs in `left_out` do not count.
+    pub async fn confirm(
+        &self,
+        kind: IndexKind,
+        blobs: &[BlobMetadata],
+        left_out: &BTreeSet<BlobId>,
+    ) -> Result<bool> {
+        let state = self.look_again().await?.without(left_out);
+        let replaced = match kind {
+            IndexKind::Single(epoch) => {
+                state.uncompacted.get(&epoch).filter(|_| !state.is_compacted(epoch)).cloned()
+            }
+            IndexKind::Range(first, last) if first == state.first_unchained() => {
+                Some(state.active_between(first, last))
+            }
+            _ => None,
+        };
+        let Some(replaced) = replaced else { return Ok(false) };
+        let known: BTreeSet<&BlobId> = blobs.iter().map(|blob| &blob.id).collect();
+        match replaced.into_iter().find(|blob| !known.contains(&blob.id)) {
+            Some(blob) => Err(Error::IncompleteListing { blob: blob.id.to_string() }),
+            None => Ok(true),
+        }
     }
 
     /// A state that will stay valid for at least `remaining`.

@@ -187,6 +187,11 @@ impl EpochState {
             .map_or(start, |(have, _)| have + 1)
     }
 
+    /// Whether a compacted set or a range holds what was written into `epoch`.
+    pub fn is_compacted(&self, epoch: Epoch) -> bool {
+        epoch < self.first_unchained() || self.singles.contains_key(&epoch)
+    }
+
     /// The epochs that are to be merged into the next range checkpoint, and their blobs.
     pub fn next_range(&self, parameters: &EpochParameters) -> Option<(Epoch, Epoch, Vec<BlobMetadata>)> {
         let first = self.first_unchained();

@@ -11,7 +11,7 @@ use crate::epoch::{EpochIndex, EpochState};
 use crate::gojson::GoTime;
 use jiff::{SignedDuration, Timestamp};
 use lifeboat_blobs::{BlobId, BlobMetadata};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Session {
     /// `compact-single-epoch`: the blobs of the oldest epoch that is settled and not compacted become one set.
@@ -20,7 +20,7 @@ impl Session {
         let Some((epoch, blobs)) = state.next_to_compact() else {
             return Ok(Done::nothing("no epoch is ready to be compacted"));
         };
-        self.merge(IndexKind::Single(epoch), &blobs).await?;
+        self.merge(index, IndexKind::Single(epoch), &blobs).await?;
         let stats = CompactSingleEpochStats {
             superseded_index_blob_count: blobs.len() as u64,
             superseded_index_total_size: blobs.iter().map(|blob| blob.size).sum(),
@@ -57,7 +57,7 @@ impl Session {
         let Some((first, last, blobs)) = state.next_range(index.parameters()) else {
             return Ok(Done::nothing("too few epochs for a range"));
         };
-        self.merge(IndexKind::Range(first, last), &blobs).await?;
+        self.merge(index, IndexKind::Range(first, last), &blobs).await?;
         let stats = GenerateRangeCheckpointStats { range_min_epoch: first, range_max_epoch: last };
         Done::with(&stats, format!("epochs {first} to {last} merged: {} blobs", blobs.len()))
     }
@@ -144,11 +144,11 @@ impl Session {
         Done::with(&stats, format!("deletions up to {time} are dropped from the index"))
     }
 
-    async fn merge(&self, kind: IndexKind, blobs: &[BlobMetadata]) -> Result<()> {
+    async fn merge(&self, index: &EpochIndex, kind: IndexKind, blobs: &[BlobMetadata]) -> Result<()> {
         if self.options.dry_run {
             return Ok(());
         }
-        Ok(self.repository.contents().write_index_set(kind, blobs).await?)
+        Ok(self.repository.contents().compact_index(index, kind, blobs, &BTreeSet::new()).await?)
     }
 
     async fn put(&self, name: &str, content: &'static [u8]) -> Result<()> {

@@ -56,6 +56,9 @@ use stats::Stats;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// How often the index is loaded until a second listing confirms it: others may be publishing all the time.
+const LOOKS: usize = 3;
+
 /// Which maintenance to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
@@ -142,6 +145,7 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
         report,
         marks: None,
         settled: None,
+        lacking: Obstacles::default(),
     };
     if options.free_first && !options.dry_run {
         session.free_first().await?;
@@ -150,7 +154,7 @@ pub async fn run(repository: &Repository, mode: Mode, safety: &Safety, options: 
     if !options.dry_run {
         session.start = session.ledger.start(extent, &session.params).await?;
     }
-    session.refresh().await?;
+    session.refresh(extent).await?;
     match extent {
         Extent::Full => session.full().await?,
         Extent::Quick => session.quick().await?,
@@ -199,6 +203,8 @@ struct Session {
     marks: Option<Marks>,
     /// What an earlier run found out that still holds.
     settled: Option<Settled>,
+    /// What the index lacks, as it was loaded last.
+    lacking: Obstacles,
 }
 
 impl Session {
@@ -207,11 +213,35 @@ impl Session {
     }
 
     /// Looks at the repository as it is now that the schedule says that we are at work.
-    async fn refresh(&self) -> Result<()> {
-        self.repository.contents().refresh().await?;
+    async fn refresh(&mut self, extent: Extent) -> Result<()> {
+        match extent {
+            Extent::Full => self.load_index().await?,
+            // What it deletes, it loads the index for again.
+            Extent::Quick => self.repository.contents().refresh().await?,
+        }
         self.repository.manifests().reload().await?;
         if !self.options.dry_run && self.repository.manifests().compact_if_needed().await? {
             self.repository.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// Loads the index, and once more if a second listing shows that the first has left something out: what only a part of
+    /// the index knows that is missing would look as if nobody needed it.
+    async fn load_index(&mut self) -> Result<()> {
+        let contents = self.repository.contents();
+        let mut lacking = Vec::new();
+        for _ in 0..LOOKS {
+            contents.refresh().await?;
+            lacking = contents.lacking_index().await?;
+            if lacking.is_empty() {
+                break;
+            }
+        }
+        self.lacking = Obstacles::default();
+        // What was written since this run began is protected by its age.
+        for blob in lacking.into_iter().filter(|blob| blob.modified < self.start) {
+            self.lacking.add(Obstacle::IncompleteListing { blob: blob.id.to_string() });
         }
         Ok(())
     }
@@ -389,7 +419,7 @@ impl Session {
 
     /// Blobs of the index that are left out: what only they name looks as if nobody needed it.
     fn check_index(&self) -> Obstacles {
-        let mut obstacles = Obstacles::default();
+        let mut obstacles = self.lacking.clone();
         for DamagedIndex { blob, reason } in self.repository.contents().damaged_index() {
             obstacles.add(Obstacle::DamagedIndex { blob, reason });
         }

@@ -5,9 +5,6 @@ use super::locks::Locks;
 use super::report::{Amount, Obstacle, Obstacles, Waiting};
 use super::stats::{DeleteUnreferencedPacksStats, count32};
 use super::{Done, Result, Session};
-use crate::content::IndexBlobs;
-use crate::epoch::names;
-use crate::legacy;
 use crate::session::{MARKER_PREFIX, SessionId, SessionMarker};
 use crate::sort::{RunWriter, Scratch, Sorted};
 use crate::worker::blocking;
@@ -49,7 +46,7 @@ struct Survey {
     locked: Amount,
     /// When the last of these locks ends.
     unlocked: Timestamp,
-    /// Packs of living contents that were not listed.
+    /// Packs of living contents that were not listed, and markers of sessions that were not listed at first.
     unlisted: Vec<String>,
 }
 
@@ -73,6 +70,12 @@ impl Rules {
         let session = SessionId::of_blob(name).and_then(|session| self.sessions.get(&session).copied());
         session.map_or(by_age, |sign| by_age.max(later(sign, self.session_expiration)))
     }
+
+    /// Whether the session of a marker is among those that were found, if it is one.
+    fn knows_session_of(&self, name: &str) -> bool {
+        let session = SessionId::of_blob(name).filter(|_| name.starts_with(MARKER_PREFIX));
+        session.is_none_or(|session| self.sessions.contains_key(&session))
+    }
 }
 
 impl Session {
@@ -83,7 +86,7 @@ impl Session {
         // or is named by the index that is loaded after, or was written since this run began.
         let sessions = Arc::new(self.sessions().await?);
         let listed = self.list(kinds).await?;
-        self.repository.contents().refresh().await?;
+        self.load_index().await?;
         let rules = Rules {
             kinds,
             cutoff: self.start.saturating_add(CUTOFF_SLACK).unwrap_or(Timestamp::MAX),
@@ -97,7 +100,6 @@ impl Session {
             false => self.survey_packs(listed, rules).await?,
         };
         let mut obstacles = self.check_unlisted(survey.unlisted).await?;
-        obstacles.extend(self.check_index_listing().await?);
         obstacles.extend(self.check_index());
         self.stop_at(obstacles)?;
         let release = self.next_full_after(survey.release);
@@ -231,7 +233,7 @@ impl Session {
     }
 
     /// Packs that the index names and the listing does not have: they are gone, or the listing is wrong, or they
-    /// were written after it.
+    /// were written after it. The same goes for markers that only one of two listings has.
     async fn check_unlisted(&self, unlisted: Vec<String>) -> Result<Obstacles> {
         let store = self.repository.store();
         let start = self.start;
@@ -241,6 +243,8 @@ impl Session {
                     match store.head(&BlobId::new(&pack)?).await {
                         Ok(blob) if blob.modified >= start || !is_listable(&pack) => Ok(None),
                         Ok(_) => Ok(Some(Obstacle::IncompleteListing { blob: pack })),
+                        // A session that has ended takes its marker along.
+                        Err(error) if error.is_not_found() && pack.starts_with(MARKER_PREFIX) => Ok(None),
                         Err(error) if error.is_not_found() => Ok(Some(Obstacle::MissingPack { pack })),
                         Err(error) => Err(crate::Error::from(error)),
                     }
@@ -253,49 +257,6 @@ impl Session {
         let found: Vec<Obstacle> = looked_up.try_collect().await?;
         found.into_iter().for_each(|obstacle| obstacles.add(obstacle));
         Ok(obstacles)
-    }
-
-    /// Lists the blobs of the index once more, in other portions, and compares: with a part of the index missing,
-    /// packs that are needed would look as if nothing named them.
-    async fn check_index_listing(&self) -> Result<Obstacles> {
-        let (whole, parts): (&str, Vec<String>) = match self.repository.contents().index_blobs() {
-            IndexBlobs::Epochs(_) => {
-                let parts =
-                    [names::UNCOMPACTED, names::SINGLE, names::RANGE, names::MARKER, names::WATERMARK];
-                (names::ALL, parts.map(str::to_owned).to_vec())
-            }
-            IndexBlobs::Legacy(_) => {
-                (legacy::INDEX, (0..16).map(|digit| format!("{}{digit:x}", legacy::INDEX)).collect())
-            }
-        };
-        let in_parts = self.list_names(&parts).await?;
-        let at_once = self.list_names(&[whole.to_owned()]).await?;
-        let start = self.start;
-        let compare = move || -> crate::Result<Obstacles> {
-            let mut obstacles = Obstacles::default();
-            for (all, some) in [(&in_parts, &at_once), (&at_once, &in_parts)] {
-                let (mut all, mut some) = (all.read()?, some.probe()?);
-                while all.advance()? {
-                    if modified(all.tail()) < start && !some.contains(all.key())? {
-                        let blob = String::from_utf8_lossy(all.key()).into_owned();
-                        obstacles.add(Obstacle::IncompleteListing { blob });
-                    }
-                }
-            }
-            Ok(obstacles)
-        };
-        Ok(blocking(compare).await??)
-    }
-
-    async fn list_names(&self, prefixes: &[String]) -> Result<Sorted> {
-        let mut sorter = self.scratch.sorter(TAIL);
-        for prefix in prefixes {
-            let mut blobs = self.repository.store().list(prefix);
-            while let Some(blob) = blobs.try_next().await? {
-                sorter.push(blob.id.as_str().as_bytes(), &tail(&blob))?;
-            }
-        }
-        Ok(blocking(move || sorter.finish()).await??)
     }
 
     /// Deletes the blobs. Those under a lock stay; a failure ends the task when the others are through.
@@ -383,6 +344,9 @@ impl Survey {
                     let (name, size) = (String::from_utf8_lossy(blobs.key()), size(blobs.tail()));
                     let written = modified(blobs.tail());
                     let (free, lock) = (rules.release(&name, written), rules.locks.of(&name, written));
+                    if !rules.knows_session_of(&name) && unlisted.len() < MAX_LOOKED_UP {
+                        unlisted.push(name.to_string());
+                    }
                     if free > rules.cutoff {
                         retained.add(size);
                         release = release.max(free);

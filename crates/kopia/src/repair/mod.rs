@@ -162,7 +162,7 @@ impl Repair<'_> {
         }
         let kind = IndexKind::Range(state.first_unchained(), last);
         if !self.options.dry_run {
-            self.repository.contents().write_index_set(kind, &state.active()).await?;
+            self.repository.contents().compact_index(index, kind, &state.active(), &removed).await?;
         }
         self.report.done(Remedy::EpochsFilled { first: state.first_unchained(), last });
         Ok(())

@@ -5,7 +5,10 @@ use futures::FutureExt;
 use futures::TryStreamExt;
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
-use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, FsOptions, FsStore, MemoryStore, PutOptions};
+use lifeboat_blobs::wrap::fault::Action;
+use lifeboat_blobs::{
+    BlobId, BlobMetadata, BlobStore, ErrorKind, FsOptions, FsStore, MemoryStore, Operation, PutOptions,
+};
 use lifeboat_budget::Budget;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::content::{ClientIdentity, ContentToWrite};
@@ -361,4 +364,50 @@ pub async fn assert_sound(repository: &Repository) {
 
 pub fn id(name: &str) -> BlobId {
     BlobId::new(name).unwrap()
+}
+
+/// Whether everything is played that takes long.
+pub fn long() -> bool {
+    std::env::var_os("LIFEBOAT_LONG").is_some()
+}
+
+/// How late a late answer is.
+const DELAY: Duration = Duration::from_millis(20);
+
+/// In which ways the `number`-th call is struck: in the default run, one after the other in turn.
+pub fn actions(operation: Operation, number: usize) -> Vec<Action> {
+    let transient = ErrorKind::Transient;
+    let actions = match operation {
+        Operation::Put | Operation::Delete | Operation::Retain => vec![
+            Action::CrashAfter,
+            Action::FailAfter(transient),
+            Action::Duplicate,
+            Action::FailBefore(transient),
+            Action::CrashBefore,
+            Action::FailBefore(ErrorKind::Other),
+            Action::Delay(DELAY),
+        ],
+        Operation::List => vec![
+            Action::CutListing { after: number % 3 },
+            Action::Stale,
+            Action::BreakListing { every: 1 },
+            Action::FailBefore(transient),
+            Action::CrashBefore,
+            Action::Delay(DELAY),
+        ],
+        _ => vec![
+            Action::FailBefore(transient),
+            Action::Stale,
+            Action::CrashBefore,
+            Action::Duplicate,
+            Action::Delay(DELAY),
+        ],
+    };
+    let is_read = matches!(operation, Operation::Get | Operation::Head);
+    match (long(), is_read) {
+        (true, _) => actions,
+        (false, true) => vec![actions[number % actions.len()].clone()],
+        // A crash after each change is what all crashes come to, and listings are what is believed; the other ways take turns.
+        (false, false) => vec![actions[0].clone(), actions[1 + number % (actions.len() - 1)].clone()],
+    }
 }
