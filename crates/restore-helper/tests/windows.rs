@@ -78,7 +78,7 @@ impl Windows {
 impl Drop for Windows {
     /// Wine's server outlives its programs for some seconds, in the folder that is about to go.
     fn drop(&mut self) {
-        let server = Path::new("/usr/lib/wine/wineserver64");
+        let server = lifeboat_tools::path("wine").unwrap().with_file_name("wineserver64");
         let _ = Command::new(server).arg("-k").env("WINEPREFIX", self.home.path()).status();
     }
 }
