@@ -235,7 +235,7 @@ async fn a_repair_that_does_not_see_every_pack_gives_nothing_up() {
                     "{unread}"
                 );
                 assert!(!report.is_whole() && damaged.exists(), "{report:?}");
-                let [Remedy::IndexRecovered { .. }] = &report.remedies[..] else { panic!("{report:?}") };
+                assert!(matches!(report.remedies[..], [Remedy::IndexRecovered { .. }]), "{report:?}");
                 assert_eq!(repository.contents().damaged_index().len(), 1);
             }
         }
