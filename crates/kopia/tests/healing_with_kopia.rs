@@ -3,13 +3,16 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
+mod maintain_common;
 #[path = "common/place.rs"]
 mod place;
 #[path = "common/tree.rs"]
 mod tree;
 
 use common::{noise, options};
-use lifeboat_blobs::{BlobId, BlobStore, PutOptions};
+use lifeboat_blobs::wrap::Fault;
+use lifeboat_blobs::wrap::fault::{Action, Rule};
+use lifeboat_blobs::{BlobId, BlobStore, Operation, PutOptions};
 use lifeboat_kopia::Error;
 use lifeboat_kopia::format::{CreateOptions, Password};
 use lifeboat_kopia::maintain::{self, Mode, Options, Safety};
@@ -18,6 +21,7 @@ use lifeboat_kopia::repair::{self, Finding, FormatRepair, Remedy, RepairOptions,
 use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::verify::{self, VerifySnapshots};
 use lifeboat_testkit::tree::TreeSpec;
+use maintain_common::cut_listings;
 use place::{Place, blobs, verify_all};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -159,12 +163,8 @@ async fn a_damaged_index_blob_stops_neither_backups_nor_reads_and_is_repaired() 
     for version in [1, 3] {
         let (place, [first, second]) =
             two_backups(&CreateOptions { version, ..CreateOptions::default() }).await;
-        let prefix = if version == 1 { "n" } else { "xn" };
-        // The last one: it has what only the second snapshot needs.
-        let mut files = blobs(&place.repository(), prefix);
-        files.sort_by_key(|path| std::fs::metadata(path).unwrap().modified().unwrap());
-        let damaged = files.pop().unwrap();
-        flip(&damaged, 100);
+        // It has what only the second snapshot needs.
+        let damaged = damage_newest_index(&place, version);
         let refused = place.kopia.try_run(["cache", "clear"]).unwrap();
         assert!(!refused.status.success(), "kopia does not open it");
 
@@ -197,6 +197,82 @@ async fn a_damaged_index_blob_stops_neither_backups_nor_reads_and_is_repaired() 
         verify_all(&repository).await;
         assert_eq!(mend(&repository, &RepairOptions::default()).await.0, RepairReport::default());
         kopia_finds_nothing_wrong(&place, &second, "repaired");
+    }
+}
+
+/// Damages the newest index blob, and returns its file.
+fn damage_newest_index(place: &Place, version: u8) -> PathBuf {
+    let mut files = blobs(&place.repository(), if version == 1 { "n" } else { "xn" });
+    files.sort_by_key(|path| std::fs::metadata(path).unwrap().modified().unwrap());
+    let damaged = files.pop().unwrap();
+    flip(&damaged, 100);
+    damaged
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_that_does_not_see_every_pack_gives_nothing_up() {
+    for version in [1, 3] {
+        let (place, [_, second]) = two_backups(&CreateOptions { version, ..CreateOptions::default() }).await;
+        let damaged = damage_newest_index(&place, version);
+        // A listing of one kind of packs that is cut, and listings of all portions of it that are.
+        for (kind, every_portion) in [("p", false), ("q", false), ("p", true), ("q", true)] {
+            let store = Fault::new(place.store().await);
+            let control = store.control();
+            let repository = Repository::open(options(Arc::new(store))).await.unwrap();
+            match every_portion {
+                false => cut_listings(&control, kind, 0),
+                true => {
+                    let cut = Action::CutListing { after: 0 };
+                    control.plan(Rule::on(Operation::List).prefix(kind).times(u64::MAX).action(cut));
+                }
+            }
+            for dry_run in [true, false] {
+                let (report, _) =
+                    mend(&repository, &RepairOptions { dry_run, ..RepairOptions::default() }).await;
+                let unread = report.unread_pack.clone().unwrap();
+                assert!(
+                    unread.pack.starts_with(kind) && unread.to_string().contains("nobody backs up"),
+                    "{unread}"
+                );
+                assert!(!report.is_whole() && damaged.exists(), "{report:?}");
+                assert!(matches!(report.remedies[..], [Remedy::IndexRecovered { .. }]), "{report:?}");
+                assert_eq!(repository.contents().damaged_index().len(), 1);
+            }
+        }
+        let repository = place.open().await;
+        let blocked =
+            maintain::run(&repository, Mode::Full, &Safety::NONE, &Options::default()).await.unwrap();
+        assert!(blocked.obstacle_count > 0 && blocked.reclaimed.count == 0, "{blocked}");
+
+        let (report, _) = mend(&repository, &RepairOptions::default()).await;
+        assert!(report.is_whole() && !damaged.exists(), "{report:?}");
+        assert_eq!(repository.snapshots().await.unwrap().snapshots.len(), 2);
+        verify_all(&repository).await;
+        repository.close().await.unwrap();
+        kopia_finds_nothing_wrong(&place, &second, "repaired");
+    }
+}
+
+/// Packs are gone and the listing of those that are left is cut: what is there is not forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn contents_of_packs_that_a_listing_leaves_out_are_not_forgotten() {
+    let (place, _) = two_backups(&CreateOptions::default()).await;
+    let packs = names(&place, "p");
+    assert!(packs.len() > 1);
+    std::fs::remove_file(file_of(&place, packs.first().unwrap())).unwrap();
+    let expected =
+        mend(&place.open().await, &RepairOptions { dry_run: true, ..RepairOptions::default() }).await.0;
+    assert!(expected.lost_contents > 0, "{expected:?}");
+    // The first listing of packs, and the one that is taken because something was not in the first.
+    for skip in 0..2 {
+        let store = Fault::new(place.store().await);
+        let control = store.control();
+        let repository = Repository::open(options(Arc::new(store))).await.unwrap();
+        let cut = Action::CutListing { after: 0 };
+        control.plan(Rule::on(Operation::List).prefix("p").skip(skip).action(cut));
+        let (report, _) =
+            mend(&repository, &RepairOptions { dry_run: true, ..RepairOptions::default() }).await;
+        assert_eq!(report.lost_contents, expected.lost_contents);
     }
 }
 

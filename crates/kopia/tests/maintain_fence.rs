@@ -138,12 +138,7 @@ async fn maintain_with_cut(world: &World, prefix: &str, after: usize) -> maintai
     let store = Fault::new(world.store.clone());
     let control = store.control();
     let ours = Repository::open(world.options_on(Arc::new(store))).await.unwrap();
-    // The first rule that applies decides: listings with a longer prefix are left alone.
-    for more in ('0'..='9').chain('a'..='z') {
-        control.plan(Rule::on(Operation::List).prefix(format!("{prefix}{more}")).times(u64::MAX));
-    }
-    let cut = Action::CutListing { after };
-    control.plan(Rule::on(Operation::List).prefix(prefix).times(u64::MAX).action(cut));
+    cut_listings(&control, prefix, after);
     maintain::run(&ours, Mode::Full, &Safety::NONE, &Options::default()).await
 }
 

@@ -9,6 +9,7 @@ mod place;
 mod tree;
 
 use lifeboat_blobs::BlobId;
+use lifeboat_blobs::wrap::Fault;
 use lifeboat_index::{Deleted, Prefix};
 use lifeboat_kopia::content::{ContentRange, ContentToWrite, PackChoice, RecoverOptions, RecoverReport};
 use lifeboat_kopia::format::CreateOptions;
@@ -19,6 +20,7 @@ use maintain_common::World;
 use place::{Place, blobs, verify_all};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tree::{back_up, read_tree};
 
 /// Everything that holds index entries, or says which of it is in force.
@@ -288,6 +290,21 @@ async fn an_index_that_is_not_to_be_believed_is_replaced_as_a_whole() {
         assert_eq!(damaged.into_keys().collect::<Vec<_>>(), std::slice::from_ref(&damaged_pack.id));
         assert!(report.damaged_packs == 1 && world.names("").await.len() > before.len());
         world.put(&damaged_pack.id, &good).await;
+        // It stays, too, if not every pack was listed, or chosen.
+        let old = world.names(if version > 1 { "x" } else { "n" }).await;
+        let store = Fault::new(world.store.clone());
+        let control = store.control();
+        let through_cuts = Repository::open(world.options_on(Arc::new(store))).await.unwrap();
+        maintain_common::cut_listings(&control, "p", 1);
+        let only_metadata =
+            RecoverOptions { packs: PackChoice::Prefixes(vec!["q".into()]), ..options.clone() };
+        for (client, options) in [(&through_cuts, &options), (&repository, &only_metadata)] {
+            let (report, damaged) = recover(client, options).await;
+            assert!(damaged.is_empty() && !report.is_complete(), "{report:?}");
+            assert!(report.unread_pack.unwrap().pack.starts_with('p'));
+            let left = world.names(if version > 1 { "x" } else { "n" }).await;
+            assert!(old.iter().all(|blob| left.contains(blob)));
+        }
 
         let (report, damaged) = recover(&repository, &options).await;
         assert!(

@@ -24,7 +24,7 @@ pub use committed::{DamagedIndex, IndexBlobs};
 pub use iterate::ContentRange;
 pub use merge::{MergedIndex, SealedShard};
 pub use presence::MissingPacks;
-pub use recover::{PackChoice, RecoverOptions, RecoverReport};
+pub use recover::{PackChoice, RecoverOptions, RecoverReport, UnreadPack};
 pub use session::ClientIdentity;
 
 use crate::pack::{PackKind, PiecePool};

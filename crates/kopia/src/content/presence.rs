@@ -127,8 +127,7 @@ impl ContentStore {
     async fn find_missing_packs(&self) -> Result<MissingPacks> {
         // The index first: whatever it names was in the store before it was written.
         let index = self.snapshot();
-        let loader = self.shared.committed.loader();
-        let scratch = Scratch { folder: loader.folder().to_owned(), budget: loader.budget().clone() };
+        let scratch = self.scratch();
         let listed = self.list_packs(&scratch).await?;
         let unlisted = blocking(move || unlisted(&index, &listed)).await??;
         let names = match unlisted.len() <= MAX_LOOKED_UP {
@@ -137,6 +136,34 @@ impl ContentStore {
         };
         let memory = scratch.budget.try_reserve(names.len() as u64 * PER_PACK);
         Ok(MissingPacks { names, _memory: memory })
+    }
+
+    /// A pack that is in the store and not among those that were `read` because a listing by kind has shown them. Found by a
+    /// listing in other portions, and by what `index` names; `None` confirms that listing.
+    pub(super) async fn unread_pack(&self, read: Sorted, index: Snapshot) -> Result<Option<String>> {
+        let listed = self.list_packs(&self.scratch()).await?;
+        let compare = move || -> Result<(Option<String>, Vec<PackName>)> {
+            let unlisted = unlisted(&index, &read)?;
+            let (mut listed, mut read) = (listed.read()?, read.probe()?);
+            while listed.advance()? {
+                if !read.contains(listed.key())? {
+                    return Ok((Some(String::from_utf8_lossy(listed.key()).into_owned()), unlisted));
+                }
+            }
+            Ok((None, unlisted))
+        };
+        let (unread, unlisted) = blocking(compare).await??;
+        if unread.is_some() || unlisted.is_empty() {
+            return Ok(unread);
+        }
+        let missing = self.confirm(unlisted.clone()).await?;
+        Ok(unlisted.into_iter().find(|pack| !missing.contains(pack)).map(|pack| pack.to_string()))
+    }
+
+    /// Where lists that may be long are sorted.
+    pub(super) fn scratch(&self) -> Scratch {
+        let loader = self.shared.committed.loader();
+        Scratch { folder: loader.folder().to_owned(), budget: loader.budget().clone() }
     }
 
     /// The names of all packs, in order. Listed side by side by their first digit.

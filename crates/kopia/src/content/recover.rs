@@ -7,7 +7,9 @@ use crate::{Error, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use lifeboat_blobs::{BlobId, BlobMetadata, ErrorKind};
+use lifeboat_index::Snapshot;
 use parking_lot::Mutex;
+use std::fmt;
 
 /// Which packs the index is recovered from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct RecoverOptions {
     /// Publish what was found; without it, nothing is changed.
     pub commit: bool,
     /// Start from nothing: believe no index blob, and delete all that were there once everything is published. They
-    /// are deleted only if every pack could be read.
+    /// are deleted only if [every pack](RecoverReport::is_complete) was read.
     pub replace_index: bool,
 }
 
@@ -52,8 +54,36 @@ pub struct RecoverReport {
     pub entries: u64,
     /// Entries that the index did not have. With `commit`, it has them now.
     pub missing: u64,
-    /// Index blobs that were replaced; without `commit`, those that would be.
+    /// A pack that was not read, if all packs were to be read or the index is to be replaced.
+    pub unread_pack: Option<UnreadPack>,
+    /// Index blobs that were replaced; without `commit`, or if packs are left to be read, those that would be.
     pub replaced_blobs: u64,
+}
+
+/// A pack that is in the store and was not read. As long as there is one, only the old index may know what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadPack {
+    /// Its name.
+    pub pack: String,
+}
+
+impl fmt::Display for UnreadPack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pack {} is in the store but was not read: it was not chosen, or not listed, or has just been written. No index blob \
+             is deleted; do it again with all packs and while nobody backs up, and if that does not help, check the store: its \
+             listings are not complete",
+            self.pack
+        )
+    }
+}
+
+impl RecoverReport {
+    /// Whether the index has everything that the packs hold, so that what it held before is not needed any more.
+    pub fn is_complete(&self) -> bool {
+        self.damaged_packs == 0 && self.unread_pack.is_none()
+    }
 }
 
 impl ContentStore {
@@ -70,6 +100,7 @@ impl ContentStore {
         if options.commit {
             self.writer("recover the index")?;
         }
+        let known = self.snapshot();
         let replaced = match options.replace_index {
             true => self.index_blobs().all().await?,
             false => Vec::new(),
@@ -77,11 +108,11 @@ impl ContentStore {
         if !replaced.is_empty() {
             self.shared.committed.replace(replaced.iter().map(|blob| blob.id.clone())).await?;
         }
-        let recovered = self.recover_from_packs(options, damaged).await;
+        let recovered = self.recover_from_packs(options, known, damaged).await;
         let outcome = match recovered {
             Ok(mut report) => {
                 report.replaced_blobs = replaced.len() as u64;
-                match options.commit && report.damaged_packs == 0 {
+                match options.commit && report.is_complete() {
                     true => self.delete_replaced(&replaced).await.map(|()| report),
                     false => Ok(report),
                 }
@@ -98,12 +129,15 @@ impl ContentStore {
     async fn recover_from_packs(
         &self,
         options: &RecoverOptions,
+        known: Snapshot,
         damaged: &mut (dyn FnMut(&BlobId, &Error) + Send),
     ) -> Result<RecoverReport> {
         let report = Mutex::new((RecoverReport::default(), damaged));
+        let names = Mutex::new(self.scratch().sorter(0));
         let recover = |(id, listed): (BlobId, Option<BlobMetadata>)| {
-            let report = &report;
+            let (report, names) = (&report, &names);
             async move {
+                names.lock().push(id.as_str().as_bytes(), &[])?;
                 let read = self.recover_pack(&id, listed, options.commit).await;
                 let (report, damaged) = &mut *report.lock();
                 report.packs += 1;
@@ -125,7 +159,12 @@ impl ContentStore {
         if options.commit {
             self.flush().await?;
         }
-        Ok(report.into_inner().0)
+        let mut report = report.into_inner().0;
+        if options.packs == PackChoice::All || options.replace_index {
+            let read = blocking(move || names.into_inner().finish()).await??;
+            report.unread_pack = self.unread_pack(read, known).await?.map(|pack| UnreadPack { pack });
+        }
+        Ok(report)
     }
 
     /// The packs to read, with what a listing says of them if there was one.

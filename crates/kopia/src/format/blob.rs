@@ -86,9 +86,7 @@ impl FormatBlob {
 
     /// The key that `password` gives. Takes a good part of a second: not on an async thread.
     pub fn derive_key(&self, password: &Password) -> Result<Secret> {
-        let algorithm = KeyAlgorithm::from_name(&self.key_algorithm)?;
-        let key = algorithm.derive(password.expose().as_bytes(), &self.unique_id.0)?;
-        Ok(Secret::from(key.as_slice()))
+        password.derive(KeyAlgorithm::from_name(&self.key_algorithm)?, &self.unique_id.0)
     }
 
     /// Decrypts the inner part; [`Error::WrongPassword`] if `key` is not the right one.

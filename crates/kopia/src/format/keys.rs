@@ -1,25 +1,52 @@
 //! Secrets: the password, and the keys that it opens.
 
+use crate::Result;
 use crate::gojson::OmitEmpty;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use lifeboat_primitives::kdf::KeyAlgorithm;
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::sync::Arc;
 use zeroize::{Zeroize, Zeroizing};
 
-/// A repository password. Never printed, wiped from memory when dropped.
+/// A repository password. Never printed, wiped from memory when dropped. Clones share the key that was last derived from it: that
+/// takes a good part of a second, and one command may open a repository several times.
 #[derive(Clone)]
-pub struct Password(Zeroizing<String>);
+pub struct Password {
+    text: Zeroizing<String>,
+    derived: Arc<Mutex<Option<Derived>>>,
+}
+
+/// A key, and what it was derived for.
+struct Derived {
+    algorithm: KeyAlgorithm,
+    salt: Vec<u8>,
+    key: Secret,
+}
 
 impl Password {
     /// Wraps a password.
     pub fn new(password: impl Into<String>) -> Self {
-        Password(Zeroizing::new(password.into()))
+        Password { text: Zeroizing::new(password.into()), derived: Arc::default() }
     }
 
     /// The password itself.
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// The key that it gives.
+    pub(super) fn derive(&self, algorithm: KeyAlgorithm, salt: &[u8]) -> Result<Secret> {
+        let mut derived = self.derived.lock();
+        let known = derived.as_ref().filter(|known| known.algorithm == algorithm && known.salt == salt);
+        if let Some(known) = known {
+            return Ok(known.key.clone());
+        }
+        let key = Secret::from(algorithm.derive(self.text.as_bytes(), salt)?.as_slice());
+        *derived = Some(Derived { algorithm, salt: salt.to_vec(), key: key.clone() });
+        Ok(key)
     }
 }
 
@@ -59,14 +86,14 @@ impl OmitEmpty for Secret {
 }
 
 impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let text = Zeroizing::new(STANDARD.encode(&*self.0));
         serializer.serialize_str(&text)
     }
 }
 
 impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let mut text = String::deserialize(deserializer)?;
         // The decoder's message quotes the offending byte: not for secrets.
         let bytes =

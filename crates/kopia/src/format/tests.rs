@@ -389,3 +389,14 @@ proptest! {
         let _ = serde_json::from_slice::<RepositoryFormat>(&bytes);
     }
 }
+
+#[test]
+fn a_key_that_was_derived_before_is_only_taken_for_the_same_repository() {
+    let blob = |salt: u8| FormatBlob::new(vec![salt; 32], KeyAlgorithm::Pbkdf2);
+    let fresh = |salt| blob(salt).derive_key(&password()).unwrap();
+    let kept = password();
+    for salt in [1, 1, 2, 1] {
+        assert_eq!(blob(salt).derive_key(&kept.clone()).unwrap(), fresh(salt));
+    }
+    assert_ne!(blob(1).derive_key(&Password::new("another")).unwrap(), fresh(1));
+}

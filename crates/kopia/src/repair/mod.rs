@@ -69,7 +69,10 @@ pub async fn run(
     let damages = repair.verify_blobs().await?;
     repair.small_blobs(&damages).await?;
     repair.index(&damages).await?;
-    repair.contents().await?;
+    // What cannot be found by half an index is not lost.
+    if repair.report.unread_pack.is_none() {
+        repair.contents().await?;
+    }
     repair.snapshots().await?;
     Ok(repair.report)
 }
@@ -137,8 +140,19 @@ impl Repair<'_> {
             packs: recovered.packs - recovered.damaged_packs,
             unreadable_packs: recovered.damaged_packs,
         });
-        if let IndexBlobs::Epochs(index) = contents.index_blobs() {
-            self.fill_epochs(index, &damages).await?;
+        self.report.unread_pack = recovered.unread_pack;
+        // As long as the index is known to be damaged, maintenance deletes nothing: what was not read waits for the next repair.
+        if self.report.unread_pack.is_none() {
+            self.give_up(&damages).await?;
+        }
+        contents.distrust([]).await?;
+        self.repository.manifests().reload().await
+    }
+
+    /// Does away with what was wrong with the index, now that it holds all that can be known.
+    async fn give_up(&mut self, damages: &[&BlobDamage]) -> Result<()> {
+        if let IndexBlobs::Epochs(index) = self.repository.contents().index_blobs() {
+            self.fill_epochs(index, damages).await?;
         }
         for damage in damages {
             // Of what is missing there is nothing to delete.
@@ -147,8 +161,7 @@ impl Repair<'_> {
                 self.report.done(Remedy::IndexBlobRemoved { blob: damage.blob.clone() });
             }
         }
-        contents.distrust([]).await?;
-        self.repository.manifests().reload().await
+        Ok(())
     }
 
     /// Writes a range checkpoint if epochs would be left without any index blob, which nobody could tell from a loss.
@@ -218,6 +231,10 @@ impl Repair<'_> {
     async fn settle(&mut self, lost: Lost) -> Result<()> {
         let contents = self.repository.contents();
         let IndexBlobs::Epochs(index) = contents.index_blobs() else { return Ok(()) };
+        // Deletions that are not known would be dropped, too.
+        if !contents.damaged_index().is_empty() || !contents.lacking_index().await?.is_empty() {
+            return Ok(());
+        }
         let snapshot = contents.snapshot();
         let dropped_already = snapshot.watermark();
         let find = move || -> Result<Option<i64>> {

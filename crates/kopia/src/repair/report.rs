@@ -1,5 +1,6 @@
 //! What repair found, what it did, and what is left.
 
+use crate::content::UnreadPack;
 use crate::verify::{BlobDamage, ContentDamage, SnapshotDamage};
 use std::fmt;
 
@@ -94,6 +95,9 @@ pub struct RepairReport {
     pub remedies: Vec<Remedy>,
     /// Blobs that were not as they should be.
     pub blobs: u64,
+    /// A pack that was not read when the index was recovered. What is damaged of the index then stays as it is, until a repair
+    /// has read every pack.
+    pub unread_pack: Option<UnreadPack>,
     /// Contents that are lost for now.
     pub lost_contents: u64,
     /// Those of them that hold manifests: snapshots and policies in them are lost for good.
@@ -110,6 +114,6 @@ impl RepairReport {
 
     /// Whether nothing is left that a backup or a person has to see to.
     pub fn is_whole(&self) -> bool {
-        self.lost_contents == 0 && self.damaged_files == 0
+        self.lost_contents == 0 && self.damaged_files == 0 && self.unread_pack.is_none()
     }
 }

@@ -70,7 +70,7 @@ pub async fn contents(
     found: &mut (dyn FnMut(ContentDamage) + Send),
 ) -> Result<ContentsReport> {
     let contents = repository.contents();
-    let packs = PackList::load(&**repository.store()).await?;
+    let packs = PackList::load(repository.store()).await?;
     let deleted = if options.include_deleted { Deleted::Include } else { Deleted::Skip };
     let mut entries = contents.iterate(ContentRange::All, deleted);
     let mut run = Run { contents, packs, report: ContentsReport::default(), refreshed: false, found };
@@ -105,7 +105,7 @@ impl Run<'_> {
     async fn check(&mut self, window: Vec<IndexEntry>) -> Result<Vec<IndexEntry>> {
         let mut sound = Vec::with_capacity(window.len());
         for entry in window {
-            match self.packs.check(&entry) {
+            match self.packs.check(&entry).await? {
                 Ok(()) => sound.push(entry),
                 Err(reason) => match self.moved(&entry).await? {
                     Some(entry) => sound.push(entry),
@@ -121,12 +121,14 @@ impl Run<'_> {
         if !self.refreshed {
             self.refreshed = true;
             self.contents.refresh().await?;
-            self.packs = PackList::load(&**self.contents.store()).await?;
+            self.packs = PackList::load(self.contents.store()).await?;
         }
         let now = self.contents.lookup(&entry.id)?;
-        Ok(now
-            .filter(|now| (&now.pack, now.pack_offset) != (&entry.pack, entry.pack_offset))
-            .filter(|now| self.packs.check(now).is_ok()))
+        let elsewhere = |now: &IndexEntry| (&now.pack, now.pack_offset) != (&entry.pack, entry.pack_offset);
+        match now.filter(elsewhere) {
+            Some(now) => Ok(self.packs.check(&now).await?.is_ok().then_some(now)),
+            None => Ok(None),
+        }
     }
 
     fn damaged(&mut self, entry: &IndexEntry, reason: String) {

@@ -77,7 +77,7 @@ pub async fn snapshots(
 ) -> Result<SnapshotsReport> {
     let list = repository.snapshots().await?;
     let wanted = |id: &ManifestId| options.only.as_ref().is_none_or(|only| only.contains(id));
-    let packs = PackList::load(&**repository.store()).await?;
+    let packs = PackList::load(repository.store()).await?;
     let mut walk = Walk {
         objects: repository.objects(),
         options,
@@ -283,10 +283,12 @@ impl Walk<'_> {
     async fn object(&self, object: ObjectId) -> Result<u64> {
         let read = self.is_chosen(&object.content());
         if object.levels() == 0 && !read {
-            return self.content(&object.content()).map(|()| 0);
+            return self.content(&object.content()).await.map(|()| 0);
         }
         let layout = ObjectLayout::load(self.objects, object).await?;
-        layout.entries().iter().try_for_each(|entry| self.content(&entry.content))?;
+        for entry in layout.entries() {
+            self.content(&entry.content).await?;
+        }
         if !read {
             return Ok(0);
         }
@@ -302,9 +304,9 @@ impl Walk<'_> {
         (mixed >> 32) % 100 < u64::from(self.options.read_percent)
     }
 
-    fn content(&self, id: &ContentId) -> Result<()> {
+    async fn content(&self, id: &ContentId) -> Result<()> {
         let entry = self.objects.contents().lookup(id)?.ok_or(Error::ContentNotFound { id: *id })?;
-        self.packs.check(&entry).map_err(|reason| Error::DamagedContent {
+        self.packs.check(&entry).await?.map_err(|reason| Error::DamagedContent {
             id: *id,
             blob: entry.pack.to_string(),
             reason,

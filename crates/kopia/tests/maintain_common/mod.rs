@@ -1,11 +1,10 @@
 //! A small world for the tests of maintenance: a store and a client that share a clock which the test moves.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
-use futures::FutureExt;
-use futures::TryStreamExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
-use lifeboat_blobs::wrap::fault::Action;
+use lifeboat_blobs::wrap::fault::{Action, Control, Rule};
 use lifeboat_blobs::{
     BlobId, BlobMetadata, BlobStore, ErrorKind, FsOptions, FsStore, MemoryStore, Operation, PutOptions,
 };
@@ -28,6 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 pub const PASSWORD: &str = "correct horse";
 
@@ -87,26 +87,28 @@ pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// A store in memory, with the clock that it goes by.
+/// A store in memory, with the clock that it goes by and the password, which copies of the world share: its key is derived once.
 #[derive(Debug, Clone)]
 pub struct World {
     pub clock: ManualClock,
     pub store: MemoryStore,
+    password: Password,
 }
 
 impl World {
     pub fn new() -> Self {
-        World::at(ManualClock::new())
+        World::with(Password::new(PASSWORD))
     }
 
-    fn at(clock: ManualClock) -> Self {
+    fn with(password: Password) -> Self {
+        let clock = ManualClock::new();
         let server = clock.clone();
-        World { store: MemoryStore::with_clock(move || server.now()), clock }
+        World { store: MemoryStore::with_clock(move || server.now()), clock, password }
     }
 
     /// The same blobs with the same times in a store of its own.
     pub async fn fork(&self) -> World {
-        let fork = World::at(ManualClock::new());
+        let fork = World::with(self.password.clone());
         for blob in self.list("").await {
             fork.clock.set(blob.modified);
             let bytes = self.store.get(&blob.id).await.unwrap();
@@ -123,7 +125,7 @@ impl World {
     /// To open the repository through another store, such as one that fails.
     pub fn options_on(&self, store: Arc<dyn BlobStore>) -> OpenOptions {
         let identity = ClientIdentity { username: "tester".into(), hostname: "testhost".into() };
-        let mut options = OpenOptions::new(store, Password::new(PASSWORD), identity);
+        let mut options = OpenOptions::new(store, self.password.clone(), identity);
         options.budget = Budget::new(32 << 20);
         options.environment = Environment { clock: Arc::new(self.clock.clone()), ..Environment::default() };
         options
@@ -278,8 +280,7 @@ pub async fn write_snapshot(repository: &Repository, files: &Files) -> ManifestI
 /// Makes epochs short, so that a few index blobs are enough for all that can happen to them.
 pub async fn quicken_epochs(world: &World, repository: Repository, checkpoint_every: i64) -> Repository {
     let environment = repository.environment().clone();
-    let password = Password::new(PASSWORD);
-    let mut format = Format::open(&world.store, &password, &environment, None).await.unwrap();
+    let mut format = Format::open(&world.store, &world.password, &environment, None).await.unwrap();
     let quicken = move |format: &mut RepositoryFormat, _: &mut _| {
         if let Some(epochs) = &mut format.epoch_parameters {
             epochs.epoch_refresh_frequency = 3 * MINUTE;
@@ -374,40 +375,56 @@ pub fn long() -> bool {
 /// How late a late answer is.
 const DELAY: Duration = Duration::from_millis(20);
 
-/// In which ways the `number`-th call is struck: in the default run, one after the other in turn.
-pub fn actions(operation: Operation, number: usize) -> Vec<Action> {
-    let transient = ErrorKind::Transient;
-    let actions = match operation {
-        Operation::Put | Operation::Delete | Operation::Retain => vec![
-            Action::CrashAfter,
-            Action::FailAfter(transient),
-            Action::Duplicate,
-            Action::FailBefore(transient),
-            Action::CrashBefore,
-            Action::FailBefore(ErrorKind::Other),
-            Action::Delay(DELAY),
-        ],
+/// Every way in which a call is struck: the table in `fault_suite.rs` says what each stands for.
+pub fn actions(operation: Operation) -> Vec<Action> {
+    let mut actions = vec![
+        Action::CrashBefore,
+        Action::CrashAfter,
+        Action::FailBefore(ErrorKind::Transient),
+        Action::FailBefore(ErrorKind::Other),
+        Action::Delay(DELAY),
+    ];
+    actions.extend(match operation {
+        Operation::Put | Operation::Delete | Operation::Retain => {
+            vec![Action::FailAfter(ErrorKind::Transient), Action::Duplicate]
+        }
         Operation::List => vec![
-            Action::CutListing { after: number % 3 },
-            Action::Stale,
             Action::BreakListing { every: 1 },
-            Action::FailBefore(transient),
-            Action::CrashBefore,
-            Action::Delay(DELAY),
-        ],
-        _ => vec![
-            Action::FailBefore(transient),
             Action::Stale,
-            Action::CrashBefore,
-            Action::Duplicate,
-            Action::Delay(DELAY),
+            Action::CutListing { after: 0 },
+            Action::CutListing { after: 2 },
         ],
-    };
-    let is_read = matches!(operation, Operation::Get | Operation::Head);
-    match (long(), is_read) {
-        (true, _) => actions,
-        (false, true) => vec![actions[number % actions.len()].clone()],
-        // A crash after each change is what all crashes come to, and listings are what is believed; the other ways take turns.
-        (false, false) => vec![actions[0].clone(), actions[1 + number % (actions.len() - 1)].clone()],
+        _ => vec![Action::Duplicate, Action::Stale],
+    });
+    actions
+}
+
+/// Plays scenarios that know nothing of each other, each on a thread of its own and as many at once as there are processors;
+/// returns how many there were. Each comes with its name, which is told if it fails.
+pub async fn play_all<T, F>(
+    scenarios: impl IntoIterator<Item = (String, T)>,
+    play: impl Fn(String, T) -> F + Clone + Send + 'static,
+) -> usize
+where
+    T: Send + 'static,
+    F: Future<Output = ()>,
+{
+    let at_once = std::thread::available_parallelism().map_or(2, usize::from);
+    let played = stream::iter(scenarios).map(|(name, scenario)| {
+        let (play, told) = (play.clone(), name.clone());
+        let thread = move || Handle::current().block_on(play(name, scenario));
+        tokio::task::spawn_blocking(thread)
+            .map(move |outcome| outcome.map_err(|error| format!("{told}: {error}")))
+    });
+    played.buffer_unordered(at_once).map(Result::unwrap).count().await
+}
+
+/// Makes every listing with exactly this prefix end early; those with a longer one are left alone.
+pub fn cut_listings(control: &Control, prefix: &str, after: usize) {
+    // The first rule that applies decides.
+    for more in ('0'..='9').chain('a'..='z') {
+        control.plan(Rule::on(Operation::List).prefix(format!("{prefix}{more}")).times(u64::MAX));
     }
+    let cut = Action::CutListing { after };
+    control.plan(Rule::on(Operation::List).prefix(prefix).times(u64::MAX).action(cut));
 }

@@ -218,10 +218,13 @@ fn recover(session: &Session, args: &RecoverArgs) -> Result<()> {
         ),
     }
     if report.replaced_blobs > 0 {
-        match args.commit && report.damaged_packs == 0 {
+        match args.commit && report.is_complete() {
             true => println!("Deleted {} index blobs.", report.replaced_blobs),
             false => println!("Kept {} index blobs.", report.replaced_blobs),
         }
+    }
+    if let Some(unread) = report.unread_pack.filter(|_| !args.ignore_errors) {
+        bail!("{unread}");
     }
     if report.damaged_packs > 0 && !args.ignore_errors {
         bail!("{} packs could not be read; everything else was dealt with", report.damaged_packs);

@@ -89,6 +89,9 @@ pub fn repair(session: &Session, args: &RepairArgs) -> Result<()> {
             report.lost_manifests
         );
     }
+    if let Some(unread) = &report.unread_pack {
+        bail!("the index is not repaired: {unread}");
+    }
     if !report.is_whole() {
         bail!(
             "{} contents are lost for now and {} files or directories of snapshots cannot be restored; \
