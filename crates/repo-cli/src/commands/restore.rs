@@ -307,7 +307,7 @@ fn to_archive(
     let state = || {
         let done = written.bytes.load(Ordering::Relaxed);
         let text = format!("wrote {} files ({})", written.files.load(Ordering::Relaxed), bytes(done));
-        State { text, done, total }
+        State { text, done, total, ..State::default() }
     };
     let filter = PathFilter::new(&how.include, &how.exclude);
     let write = || archive::write(trees, &job.root, format, &job.target, &filter, &written, cancel);
@@ -396,7 +396,7 @@ fn state(progress: &Progress, total: u64) -> State {
     if totals.errors > 0 {
         text.push_str(&format!(", {} errors", totals.errors));
     }
-    State { text, done: totals.bytes, total }
+    State { text, done: totals.bytes, total, ..State::default() }
 }
 
 /// Names what could not be restored; where its data is lost, also its object: `snapshot fix remove-files` takes that

@@ -61,7 +61,7 @@ pub fn run(session: &Session, args: &SyncArgs) -> Result<()> {
     let done = AtomicU64::new(0);
     let state = || {
         let done = done.load(Ordering::Relaxed);
-        State { text: format!("{summary}: {} copied", bytes(done)), done, total }
+        State { text: format!("{summary}: {} copied", bytes(done)), done, total, ..State::default() }
     };
     let copied =
         session.display().during(state, || session.wait(carry_out(&*from, &*to, args, &plan, &done)));
