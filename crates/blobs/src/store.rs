@@ -158,6 +158,9 @@ pub struct PutOptions {
     pub mode: PutMode,
     /// An object lock; a store that cannot set one fails with [`ErrorKind::Unsupported`] and writes nothing.
     pub retention: Option<Retention>,
+    /// The time that the blob gets instead of now; a store that cannot set one fails with [`ErrorKind::Unsupported`] and
+    /// writes nothing.
+    pub modified: Option<Timestamp>,
 }
 
 /// Metadata of blobs as a listing delivers them.
