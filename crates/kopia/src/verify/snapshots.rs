@@ -302,7 +302,9 @@ impl Walk<'_> {
 
     /// Takes over what reading the directory `number` (or the root entry) gave.
     fn settle(&mut self, origin: Origin<'_>, tree: &mut Tree, number: Option<u64>, outcome: Outcome) {
-        let Outcome { mut directories, damages, files, bytes, files_read, bytes_read } = outcome;
+        let Outcome { mut directories, mut damages, files, bytes, files_read, bytes_read } = outcome;
+        // Whichever was found first.
+        damages.sort_by(|a, b| a.0.cmp(&b.0));
         self.report.files += files;
         self.report.bytes += bytes;
         self.report.files_read += files_read;
