@@ -55,6 +55,7 @@ where
     readers_never_see_a_part(fresh().await).await;
     a_dropped_put_leaves_nothing_or_everything(fresh().await).await;
     timestamps_are_the_stores(fresh().await).await;
+    wanted_timestamps_are_kept_or_refused(fresh().await).await;
     locks_hold(fresh().await, expectations.locks).await;
 }
 
@@ -301,6 +302,23 @@ async fn timestamps_are_the_stores(store: Store) {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     store.put(&blob, Payload::from(vec![9]), &overwrite()).await.unwrap();
     assert!(store.head(&blob).await.unwrap().modified > before, "a put renews the timestamp");
+}
+
+async fn wanted_timestamps_are_kept_or_refused(store: Store) {
+    let blob = id("timed");
+    let time: jiff::Timestamp = "2020-02-29T12:34:56Z".parse().unwrap();
+    let timed = PutOptions { modified: Some(time), ..PutOptions::default() };
+    match store.put(&blob, Payload::from(vec![1]), &timed).await {
+        Ok(()) => assert_eq!(store.head(&blob).await.unwrap().modified, time),
+        refused => {
+            assert_eq!(kind(refused), ErrorKind::Unsupported);
+            assert_eq!(
+                kind(store.head(&blob).await),
+                ErrorKind::NotFound,
+                "nothing is written without its time"
+            );
+        }
+    }
 }
 
 async fn locks_hold(store: Store, locks: Locks) {

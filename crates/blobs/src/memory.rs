@@ -109,7 +109,8 @@ impl BlobStore for MemoryStore {
 
     async fn put(&self, id: &BlobId, payload: Payload, options: &PutOptions) -> Result<()> {
         let lock = options.retention.map(|retention| (retention.mode, self.lock_until(&retention)));
-        let entry = Entry { bytes: payload.into_bytes(), modified: (self.clock)(), lock };
+        let modified = options.modified.unwrap_or_else(|| (self.clock)());
+        let entry = Entry { bytes: payload.into_bytes(), modified, lock };
         let mut blobs = self.blobs.lock();
         if let Some(present) = blobs.get(id) {
             if options.mode == PutMode::CreateOnly {

@@ -158,6 +158,9 @@ pub struct PutOptions {
     pub mode: PutMode,
     /// An object lock; a store that cannot set one fails with [`ErrorKind::Unsupported`] and writes nothing.
     pub retention: Option<Retention>,
+    /// The time that the blob gets instead of now; a store that cannot set one fails with [`ErrorKind::Unsupported`] and
+    /// writes nothing.
+    pub modified: Option<Timestamp>,
 }
 
 /// Metadata of blobs as a listing delivers them.
@@ -172,7 +175,8 @@ pub type BlobStream<'a> = BoxStream<'a, Result<BlobMetadata>>;
 ///   (filesystem) or of the store as far as the store promises (object stores).
 /// * **Create-only put.** Of several concurrent [`PutMode::CreateOnly`] puts of one name exactly one succeeds.
 /// * **Read after write.** A get, head or list that starts after a put or delete returned sees its effect.
-/// * **Server timestamps.** [`BlobMetadata::modified`] comes from the store and is accurate to a second or better.
+/// * **Server timestamps.** [`BlobMetadata::modified`] comes from the store and is accurate to a second or better; it is the one that
+///   [`PutOptions::modified`] wants, or such a put is refused.
 /// * **Ranged read.** [`get_range`](BlobStore::get_range) returns exactly the bytes asked for, or
 ///   [`ErrorKind::InvalidRange`].
 /// * **Streaming list.** [`list`](BlobStore::list) delivers every blob whose name starts with the prefix (a plain

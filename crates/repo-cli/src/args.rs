@@ -15,6 +15,7 @@ use crate::commands::manifest::ManifestCommand;
 use crate::commands::mount::MountArgs;
 use crate::commands::parse_duration;
 use crate::commands::policy::PolicyCommand;
+use crate::commands::provider::ProviderArgs;
 use crate::commands::repair::{RepairArgs, VerifyArgs};
 #[cfg(feature = "restic")]
 use crate::commands::restic::ResticCommand;
@@ -191,7 +192,7 @@ pub enum RepositoryCommand {
     /// Copy the repository to another storage
     SyncTo(SyncArgs),
     /// Check that a storage keeps the promises that a repository relies on
-    ValidateProvider,
+    ValidateProvider(ProviderArgs),
     /// Change the password
     ChangePassword {
         /// The new password [env: LIFEBOAT_NEW_PASSWORD or KOPIA_NEW_PASSWORD]

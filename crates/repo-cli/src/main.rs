@@ -39,7 +39,8 @@ fn main() -> ExitCode {
 /// Logs to the terminal and, if one is wanted, into a file; one in a folder is where Kopia would put it too.
 fn start_log(global: &args::Global) -> Result<()> {
     let terminal = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_ansi(output::has_colour())
+        .with_writer(|| progress::Aside)
         .with_filter(LevelFilter::from_level(global.log_level));
     let path = match (&global.log_file, &global.log_dir) {
         (Some(file), _) => Some(file.clone()),

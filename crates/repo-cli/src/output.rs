@@ -1,5 +1,6 @@
 //! How values are printed: for people, and for programs in the shape that Kopia's `--json` has.
 
+use crate::progress::aside;
 use anyhow::Result;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -65,7 +66,17 @@ pub fn print_json_list<T: Serialize>(values: impl IntoIterator<Item = Result<T>>
 
 /// A line on the standard output; unlike `println!` it does not panic when nobody reads on.
 pub fn line(text: &str) -> Result<()> {
-    Ok(writeln!(io::stdout().lock(), "{text}")?)
+    Ok(aside(|| writeln!(io::stdout().lock(), "{text}"))?)
+}
+
+/// A line on the standard error output, which may come while a bar is shown there.
+pub fn note(text: &str) {
+    aside(|| eprintln!("{text}"));
+}
+
+/// Whether the standard error output is a terminal whose user has nothing against colours.
+pub fn has_colour() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Whether an error comes from a reader of our output that has gone, such as `head`: no reason to complain.
@@ -78,9 +89,7 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Prints an error with all its causes in one line, coloured on a terminal only.
 pub fn print_error(error: &anyhow::Error) {
-    let colour =
-        io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    match colour {
+    match has_colour() {
         true => eprintln!("\u{1b}[1;31merror:\u{1b}[0m {error:#}"),
         false => eprintln!("error: {error:#}"),
     }

@@ -1,6 +1,7 @@
 //! From a connection file and a password to an open repository.
 
 use crate::args::Global;
+use crate::output::note;
 use crate::progress::Display;
 use anyhow::{Context, Result, bail};
 use lifeboat_blobs::BlobStore;
@@ -174,10 +175,10 @@ impl Session {
         loop {
             match self.wait(attempt()) {
                 Err(error @ lifeboat_kopia::Error::UpgradeInProgress { .. }) if self.waits_for_upgrades => {
-                    eprintln!(
+                    note(&format!(
                         "{error}: trying again in {} s (--upgrade-no-block: not at all)",
                         pause.as_secs()
-                    );
+                    ));
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(UPGRADE_PAUSES.1);
                 }
@@ -203,7 +204,7 @@ impl Session {
                     std::process::exit(130);
                 }
                 switch.cancel();
-                eprintln!("ending; a second signal ends at once");
+                note("ending; a second signal ends at once");
             }
         });
         cancel

@@ -5,6 +5,7 @@ mod common;
 
 use anyhow::{Context, Result};
 use common::Ours;
+use lifeboat_testkit::cgroup::run_limited;
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::tree::Random;
 use rustix::fs::{FileType, Mode, XattrFlags};
@@ -288,6 +289,30 @@ fn zip_archives_have_what_kopias_have_and_directories_and_links() -> Result<()> 
     }
     let stored = fs::metadata(place.path("ours-c"))?.size();
     assert!(stored > 9 << 20, "{stored} bytes are compressed");
+    Ok(())
+}
+
+#[test]
+fn the_list_of_a_zip_archive_is_not_kept_in_memory() -> Result<()> {
+    const FILES: usize = 40_000;
+    // What a list of so many long names takes, at the very least.
+    const LIST: u64 = (FILES * 200) as u64;
+    let place = Place::new()?;
+    for number in 0..FILES {
+        File::create(place.source().join(format!("{number:0>200}")))?;
+    }
+    let id = place.ours.snapshot(&place.source(), &[])?.id;
+    let own_bytes = |name: &str| -> Result<u64> {
+        let target = place.path(name);
+        let command = place.ours.command(["--memory-budget-mb=32", "restore", &id, text(&target)]);
+        let limited = run_limited(command, 1 << 30, Duration::from_secs(900))?;
+        assert!(limited.output.status.success(), "{limited:?}");
+        Ok(limited.peak_own_bytes)
+    };
+    // A tar archive has no list.
+    let (tar, zip) = (own_bytes("all.tar")?, own_bytes("all.zip")?);
+    assert!(zip < tar + LIST, "{zip} bytes for zip, {tar} for tar");
+    assert_eq!(read_zip(&place.path("all.zip"))?.len(), FILES);
     Ok(())
 }
 

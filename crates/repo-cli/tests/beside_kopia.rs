@@ -5,70 +5,16 @@ mod common;
 
 use anyhow::{Context, Result};
 use common::Ours;
+use common::twins::{IDENTITY, PASSWORD, Twins, text, write_noise};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::process;
-use lifeboat_testkit::tree::{Compare, Random, assert_same};
+use lifeboat_testkit::tree::{Compare, assert_same};
 use rustix::fs::XattrFlags;
 use serde_json::Value;
 use std::fs::{self, File, FileTimes};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use tempfile::TempDir;
-
-const PASSWORD: &str = "correct horse battery staple";
-const IDENTITY: [&str; 2] = ["--override-username=u", "--override-hostname=h"];
-
-/// A repository, and a user of each program.
-struct Twins {
-    folder: TempDir,
-    ours: Ours,
-    kopia: Kopia,
-}
-
-impl Twins {
-    fn new() -> Result<Twins> {
-        let twins =
-            Twins { folder: tempfile::tempdir()?, ours: Ours::new(PASSWORD)?, kopia: Kopia::new(PASSWORD)? };
-        fs::create_dir_all(twins.path("source/below"))?;
-        twins.ours.create_filesystem(&twins.path("repository"), &IDENTITY)?;
-        twins.kopia.connect_filesystem(&twins.path("repository"), &IDENTITY)?;
-        Ok(twins)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// What ours and kopia print for the same words.
-    fn both(&self, words: &[&str]) -> Result<[String; 2]> {
-        let outputs = [self.ours.run(words)?, self.kopia.run(words)?];
-        Ok(outputs.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()))
-    }
-
-    fn refused(&self, words: &[&str]) -> Result<String> {
-        let output = self.ours.try_run(words)?;
-        assert!(!output.status.success(), "{words:?} succeeded");
-        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
-    }
-
-    /// The snapshots that kopia lists, incomplete ones too.
-    fn listed(&self) -> Result<Vec<Value>> {
-        let words = ["snapshot", "list", "--incomplete", "--show-identical", "--json"];
-        self.kopia.json(words)
-    }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// A file that no two seeds share.
-fn write_noise(path: &Path, seed: u64, length: usize) {
-    let mut noise = vec![0; length];
-    Random::new(seed).fill(&mut noise);
-    fs::write(path, noise).unwrap();
-}
 
 #[test]
 fn files_that_look_unchanged_are_read_if_the_lot_falls_on_them() -> Result<()> {
@@ -544,6 +490,8 @@ fn the_log_is_as_detailed_as_policies_say() -> Result<()> {
     for (_, _, fields) in theirs.iter_mut().filter(|line| line.0 != "snapshotted directory") {
         fields.retain(|field| *field != "dur");
     }
+    // Its estimate walks beside the backup, and if it is quick it says once more what is left out.
+    theirs.dedup();
     assert_eq!(logged(&ours), theirs);
     assert_eq!(theirs.len(), 8, "{theirs:?}");
 

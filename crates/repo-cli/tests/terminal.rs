@@ -50,6 +50,40 @@ fn plain(frame: &str) -> String {
     })
 }
 
+/// The lines that a terminal of any width has shown in the end: what went over what was there before replaces it.
+fn screen(shown: &str) -> Vec<String> {
+    let (mut lines, mut row, mut column) = (vec![Vec::new()], 0usize, 0);
+    let mut letters = shown.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\r' => column = 0,
+            '\n' => row += 1,
+            '\u{1b}' if letters.next_if_eq(&'[').is_some() => {
+                let mut number = String::new();
+                while let Some(digit) = letters.next_if(|c| !c.is_ascii_alphabetic()) {
+                    number.push(digit);
+                }
+                let count = number.parse().unwrap_or(1);
+                match letters.next() {
+                    Some('A') => row = row.saturating_sub(count),
+                    Some('B') => row += count,
+                    Some('K') if number == "2" => lines[row].clear(),
+                    Some('K') => lines[row].truncate(column),
+                    _ => {}
+                }
+            }
+            letter => {
+                let line: &mut Vec<char> = &mut lines[row];
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = letter;
+                column += 1;
+            }
+        }
+        lines.resize(lines.len().max(row + 1), Vec::new());
+    }
+    lines.into_iter().map(|line| line.into_iter().collect::<String>().trim_end().to_owned()).collect()
+}
+
 /// Runs a shell command in a terminal of [`COLUMNS`]; what is shown goes to `seen`.
 fn in_terminal(ours: &Ours, words: &str, seen: &Path) -> Command {
     let template = ours.command(Vec::<&str>::new());
@@ -116,6 +150,35 @@ fn a_terminal_shows_a_bar_and_ctrl_c_ends_a_backup_that_the_next_one_goes_on_fro
 }
 
 #[test]
+fn the_log_and_what_is_said_at_ctrl_c_have_lines_of_their_own_beside_the_bar() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ours = slow_place(folder.path())?;
+    let (source, log) = (folder.path().join("source"), folder.path().join("seen"));
+    let words = format!(
+        "{LITTLE_MEMORY} --log-level debug snapshot create --log-entry-detail 5 {}",
+        source.display()
+    );
+    let mut child = in_terminal(&ours, &words, &log).spawn()?;
+    let mut keyboard = child.stdin.take().unwrap();
+    let end = Instant::now() + LIMIT;
+    // Some of the log has to come after the bar.
+    let is_both =
+        |shown: &str| shown.find("hashing: ").is_some_and(|bar| shown[bar..].contains("snapshotted"));
+    while !is_both(&seen(&log)) {
+        assert!(Instant::now() < end && child.try_wait()?.is_none(), "no bar or no log: {}", seen(&log));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    keyboard.write_all(b"\x03")?;
+    assert_eq!(wait(child)?, 1, "{}", seen(&log));
+    let lines = screen(&seen(&log));
+    let mixed = |line: &&String| line.contains("hashing: ") && line.contains("DEBUG");
+    assert_eq!(lines.iter().find(mixed), None, "{lines:#?}");
+    assert!(lines.iter().any(|line| line == "ending; a second signal ends at once"), "{lines:#?}");
+    assert_eq!(lines.iter().find(|line| line.contains("hashing: ")), None, "the bar is gone: {lines:#?}");
+    Ok(())
+}
+
+#[test]
 fn elsewhere_there_are_plain_lines_or_none() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ours = slow_place(folder.path())?;
@@ -125,6 +188,10 @@ fn elsewhere_there_are_plain_lines_or_none() -> Result<()> {
     assert!(text.lines().any(|line| line.contains("hashing: ") && line.contains("uploaded")), "{text}");
     assert!(!text.contains('\r') && !text.contains('\u{1b}'), "{text}");
     assert!(shown.stdout.is_empty(), "{shown:?}");
+    let logged =
+        ours.run(["--log-level=debug", "snapshot", "create", source.to_str().unwrap(), "--force-hash=100"])?;
+    let text = String::from_utf8_lossy(&logged.stderr);
+    assert!(text.contains("DEBUG") && !text.contains('\u{1b}'), "{text}");
     let quiet = ours.run([LITTLE_MEMORY, "--no-progress", "snapshot", "create", source.to_str().unwrap()])?;
     assert!(!String::from_utf8_lossy(&quiet.stderr).contains("hashing: "));
     Ok(())

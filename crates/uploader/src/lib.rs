@@ -20,7 +20,7 @@ mod snapshots;
 mod source;
 mod stream;
 
-pub use backup::{BackupOptions, LogDetails, MAX_CHECKPOINT_INTERVAL, back_up, estimate};
+pub use backup::{BackupOptions, Counted, LogDetails, MAX_CHECKPOINT_INTERVAL, back_up, estimate};
 pub use block::{BlockBackupOptions, BlockRestoreOptions, BlockRestoreReport, back_up_block, restore_block};
 pub use error::{Error, Result};
 pub use placeholder::{placeholder_target, read_placeholder};

@@ -1,7 +1,7 @@
 //! Files: atomic durable writes, exact reads, and what operating-system errors mean.
 
 use crate::wrap::pace::Scope;
-use crate::{Error, ErrorKind, Operation, Payload, PutMode};
+use crate::{Error, ErrorKind, Operation, Payload, PutMode, PutOptions};
 use bytes::Bytes;
 use rustix::fs::{AtFlags, CWD, RenameFlags};
 use rustix::io::Errno;
@@ -62,7 +62,7 @@ pub(super) fn write_atomically(
     root: &Path,
     relative: &Path,
     payload: &Payload,
-    mode: PutMode,
+    options: &PutOptions,
     looks: &Looks,
     pace: Option<&Scope>,
 ) -> io::Result<()> {
@@ -75,9 +75,12 @@ pub(super) fn write_atomically(
         // Kopia carries on, too: an odd owner is better than a missing backup.
         tracing::warn!(path = %target.display(), %error, "cannot set the owner of a blob's file");
     }
+    if let Some(modified) = options.modified {
+        file.set_modified(modified.into())?;
+    }
     file.sync_all()?;
     drop(file);
-    match mode {
+    match options.mode {
         PutMode::Overwrite => std::fs::rename(&temp.path, &target)?,
         PutMode::CreateOnly => rename_if_absent(&temp.path, &target)?,
     }

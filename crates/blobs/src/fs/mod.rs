@@ -166,7 +166,8 @@ impl Shared {
         let mut layout = self.layout.write();
         let line = Payload::from(layout.to_bytes());
         let path = Path::new(SHARDS_FILE);
-        match file::write_atomically(&self.root, path, &line, PutMode::CreateOnly, &self.looks, None) {
+        let only_new = PutOptions { mode: PutMode::CreateOnly, ..PutOptions::default() };
+        match file::write_atomically(&self.root, path, &line, &only_new, &self.looks, None) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if let Some(theirs) = read_layout(&self.root, &self.name)? {
@@ -181,11 +182,11 @@ impl Shared {
         Ok(())
     }
 
-    fn put(&self, id: &BlobId, payload: &Payload, mode: PutMode, pace: Option<&Scope>) -> Result<()> {
+    fn put(&self, id: &BlobId, payload: &Payload, options: &PutOptions, pace: Option<&Scope>) -> Result<()> {
         self.writes.store(true, Ordering::Relaxed);
         self.record_layout()?;
         let relative = self.relative(Operation::Put, id)?;
-        file::write_atomically(&self.root, &relative, payload, mode, &self.looks, pace).map_err(|error| {
+        file::write_atomically(&self.root, &relative, payload, options, &self.looks, pace).map_err(|error| {
             match error.kind() {
                 io::ErrorKind::AlreadyExists => {
                     let detail = "the name is taken";
@@ -269,8 +270,8 @@ impl BlobStore for FsStore {
             let detail = "a folder has no object lock";
             return Err(Error::new(ErrorKind::Unsupported, Operation::Put, id, self.describe(), detail));
         }
-        let (id, mode, pace) = (id.clone(), options.mode, Scope::current());
-        self.run(move |shared| shared.put(&id, &payload, mode, pace.as_ref())).await
+        let (id, options, pace) = (id.clone(), options.clone(), Scope::current());
+        self.run(move |shared| shared.put(&id, &payload, &options, pace.as_ref())).await
     }
 
     async fn get(&self, id: &BlobId) -> Result<Bytes> {

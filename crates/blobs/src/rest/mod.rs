@@ -305,6 +305,10 @@ impl<P: Protocol> BlobStore for RestStore<P> {
     }
 
     async fn put(&self, id: &BlobId, payload: Payload, options: &PutOptions) -> Result<()> {
+        if options.modified.is_some() {
+            let detail = "a store of objects sets their times itself";
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Put, id, self.describe(), detail));
+        }
         let key = self.key(Operation::Put, id)?;
         let request = PutRequest {
             create_only: options.mode == crate::PutMode::CreateOnly,

@@ -7,7 +7,7 @@ use lifeboat_index::{ContentId, Deleted, IdRange, IndexEntry, Prefix};
 use std::collections::BTreeMap;
 
 /// Which contents to go through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentRange {
     /// All.
     All,
@@ -15,6 +15,8 @@ pub enum ContentRange {
     Prefix(Prefix),
     /// Those with any prefix.
     Prefixed,
+    /// Those whose ids begin with this text.
+    StartingWith(String),
     /// From this id on.
     From(ContentId),
 }
@@ -25,6 +27,7 @@ impl ContentRange {
             ContentRange::All => true,
             ContentRange::Prefix(prefix) => id.prefix() == *prefix,
             ContentRange::Prefixed => !id.prefix().is_none(),
+            ContentRange::StartingWith(text) => id.to_string().starts_with(text),
             ContentRange::From(first) => id >= first,
         }
     }
@@ -34,6 +37,10 @@ impl ContentRange {
             ContentRange::All => IdRange::all(),
             ContentRange::Prefix(prefix) => IdRange::prefix(*prefix),
             ContentRange::Prefixed => IdRange::prefixed(),
+            ContentRange::StartingWith(text) => match text.bytes().next() {
+                Some(first) => IdRange::prefix(Prefix::new(first).unwrap_or(Prefix::NONE)),
+                None => IdRange::all(),
+            },
             ContentRange::From(first) => IdRange::starting_at(first),
         }
     }
@@ -59,8 +66,9 @@ impl ContentStore {
         pending.retain(|id, _| range.contains(id));
         let published = self.shared.committed.snapshot().iter(range.ids(), Deleted::Include);
         let keep = move |entry: &IndexEntry| deleted == Deleted::Include || !entry.deleted;
-        Merged { published: published.peekable(), pending: pending.into_values().peekable() }
-            .filter(move |entry| entry.as_ref().map_or(true, keep))
+        Merged { published: published.peekable(), pending: pending.into_values().peekable() }.filter(
+            move |entry| entry.as_ref().map_or(true, |entry| keep(entry) && range.contains(&entry.id)),
+        )
     }
 }
 

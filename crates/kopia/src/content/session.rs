@@ -50,7 +50,8 @@ impl Marker {
 }
 
 /// Markers are deleted with the flush: they never carry a lock.
-const NO_LOCK: PutOptions = PutOptions { mode: lifeboat_blobs::PutMode::Overwrite, retention: None };
+const NO_LOCK: PutOptions =
+    PutOptions { mode: lifeboat_blobs::PutMode::Overwrite, retention: None, modified: None };
 
 /// Who writes: the names that session markers carry and that maintenance ownership is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The sections of a policy. A field that is not set is inherited.
 
-use crate::gojson::go_object;
+use crate::gojson::{Unknown, go_object};
 use crate::snapshot::SourceInfo;
 use crate::{Error, Result};
 
@@ -288,6 +288,41 @@ impl Policy {
         policy.upload.max_parallel_snapshots = Some(1);
         policy.upload.parallel_upload_above_size = Some(2 << 30);
         policy
+    }
+
+    /// The fields, anywhere in it, that this program does not know: `section.name`.
+    pub fn unknown_fields(&self) -> Vec<String> {
+        let actions = &self.actions;
+        let commands = [
+            ("actions.beforeFolder.", &actions.before_folder),
+            ("actions.afterFolder.", &actions.after_folder),
+            ("actions.beforeSnapshotRoot.", &actions.before_snapshot_root),
+            ("actions.afterSnapshotRoot.", &actions.after_snapshot_root),
+        ];
+        let commands =
+            commands.iter().filter_map(|(name, command)| Some((*name, &command.as_ref()?.unknown)));
+        let times = self.scheduling.times_of_day.iter().map(|time| ("scheduling.timeOfDay.", &time.unknown));
+        let sections = [
+            ("", &self.unknown),
+            ("retention.", &self.retention.unknown),
+            ("files.", &self.files.unknown),
+            ("errorHandling.", &self.error_handling.unknown),
+            ("scheduling.", &self.scheduling.unknown),
+            ("compression.", &self.compression.unknown),
+            ("metadataCompression.", &self.metadata_compression.unknown),
+            ("splitter.", &self.splitter.unknown),
+            ("actions.", &actions.unknown),
+            ("osSnapshots.", &self.os_snapshots.unknown),
+            ("osSnapshots.volumeShadowCopy.", &self.os_snapshots.volume_shadow_copy.unknown),
+            ("logging.", &self.logging.unknown),
+            ("logging.directories.", &self.logging.directories.unknown),
+            ("logging.entries.", &self.logging.entries.unknown),
+            ("upload.", &self.upload.unknown),
+        ];
+        let names = |(section, unknown): (&str, &Unknown)| {
+            unknown.iter().map(|(name, _)| format!("{section}{name}")).collect::<Vec<_>>()
+        };
+        sections.into_iter().chain(times).chain(commands).flat_map(names).collect()
     }
 
     /// Whether this policy makes sense for `target`.

@@ -185,8 +185,8 @@ impl Repair<'_> {
     async fn contents(&mut self) -> Result<()> {
         let options = VerifyContents {
             full: self.options.full,
-            include_deleted: false,
             parallel: self.options.parallel,
+            ..VerifyContents::default()
         };
         let scratch = Scratch { folder: std::env::temp_dir(), budget: self.repository.budget().clone() };
         let mut lost = Collector::new(&scratch);

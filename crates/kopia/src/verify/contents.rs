@@ -10,6 +10,8 @@ use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_index::{ContentId, Deleted, IndexEntry};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many entries are looked at at a time: sorted by their place, they are read in few large pieces.
 const WINDOW: usize = 100_000;
@@ -23,15 +25,37 @@ const MAX_GAP: u64 = 64 << 10;
 pub struct VerifyContents {
     /// Read, decrypt and decompress every content, instead of only checking that its pack is there and long enough.
     pub full: bool,
+    /// Without `full`, how many percent of the contents are read all the same; each is chosen by chance.
+    pub read_percent: f64,
+    /// Which contents.
+    pub range: ContentRange,
     /// Also those that are deleted and not dropped yet.
     pub include_deleted: bool,
     /// How many reads are under way at once.
     pub parallel: usize,
+    /// How far it is, for whoever shows that.
+    pub progress: Arc<VerifyProgress>,
+}
+
+/// How many contents were verified so far, and what of them.
+#[derive(Debug, Default)]
+pub struct VerifyProgress {
+    /// Contents that are known to be sound or damaged.
+    pub verified: AtomicU64,
+    /// Damaged ones.
+    pub damaged: AtomicU64,
 }
 
 impl Default for VerifyContents {
     fn default() -> Self {
-        VerifyContents { full: false, include_deleted: false, parallel: 8 }
+        VerifyContents {
+            full: false,
+            read_percent: 0.0,
+            range: ContentRange::All,
+            include_deleted: false,
+            parallel: 8,
+            progress: Arc::default(),
+        }
     }
 }
 
@@ -72,8 +96,11 @@ pub async fn contents(
     let contents = repository.contents();
     let packs = PackList::load(repository.store()).await?;
     let deleted = if options.include_deleted { Deleted::Include } else { Deleted::Skip };
-    let mut entries = contents.iterate(ContentRange::All, deleted);
-    let mut run = Run { contents, packs, report: ContentsReport::default(), refreshed: false, found };
+    let mut entries = contents.iterate(options.range.clone(), deleted);
+    let progress = &*options.progress;
+    let mut run =
+        Run { contents, packs, report: ContentsReport::default(), refreshed: false, progress, found };
+    let mut dice = Dice::new(repository)?;
     loop {
         let window = move || -> Result<(Vec<IndexEntry>, _)> {
             let window = entries.by_ref().take(WINDOW).collect::<Result<Vec<_>>>()?;
@@ -85,10 +112,13 @@ pub async fn contents(
             return Ok(run.report);
         }
         run.report.contents += window.len() as u64;
-        let sound = run.check(window).await?;
-        if options.full {
-            run.read(repository, sound, options.parallel).await?;
+        let mut sound = run.check(window).await?;
+        if !options.full {
+            let all = sound.len();
+            sound.retain(|_| dice.says_yes(options.read_percent));
+            run.verified(all - sound.len());
         }
+        run.read(repository, sound, options.parallel).await?;
     }
 }
 
@@ -97,10 +127,31 @@ struct Run<'a> {
     packs: PackList,
     report: ContentsReport,
     refreshed: bool,
+    progress: &'a VerifyProgress,
     found: &'a mut (dyn FnMut(ContentDamage) + Send),
 }
 
+/// Which contents are read where not all are: others in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn new(repository: &Repository) -> Result<Self> {
+        Ok(Dice(u64::from_le_bytes(repository.environment().random_array()?) | 1))
+    }
+
+    fn says_yes(&mut self, percent: f64) -> bool {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 11) as f64) < percent / 100.0 * (1u64 << 53) as f64
+    }
+}
+
 impl Run<'_> {
+    fn verified(&self, count: usize) {
+        self.progress.verified.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
     /// Reports entries whose pack is missing or too short; returns the others.
     async fn check(&mut self, window: Vec<IndexEntry>) -> Result<Vec<IndexEntry>> {
         let mut sound = Vec::with_capacity(window.len());
@@ -109,7 +160,10 @@ impl Run<'_> {
                 Ok(()) => sound.push(entry),
                 Err(reason) => match self.moved(&entry).await? {
                     Some(entry) => sound.push(entry),
-                    None => self.damaged(&entry, reason),
+                    None => {
+                        self.verified(1);
+                        self.damaged(&entry, reason);
+                    }
                 },
             }
         }
@@ -133,6 +187,7 @@ impl Run<'_> {
 
     fn damaged(&mut self, entry: &IndexEntry, reason: String) {
         self.report.damaged += 1;
+        self.progress.damaged.fetch_add(1, Ordering::Relaxed);
         (self.found)(ContentDamage { id: entry.id, pack: entry.pack.to_string(), reason });
     }
 
@@ -150,16 +205,17 @@ impl Run<'_> {
                     // The region and the largest content that comes out of it.
                     let wanted = region.memory().min(budget.total() / 2);
                     let _memory = budget.reserve_async(wanted).await?;
-                    region.verify(contents).await
+                    let count = region.entries.len();
+                    region.verify(contents).await.map(|(bytes, damages)| (count, bytes, damages))
                 }
             })
             .buffer_unordered(parallel.max(1));
         while let Some(outcome) = outcomes.next().await {
-            let (bytes, damages) = outcome?;
+            let (count, bytes, damages) = outcome?;
             self.report.bytes_read += bytes;
+            self.verified(count);
             for (entry, reason) in damages {
-                self.report.damaged += 1;
-                (self.found)(ContentDamage { id: entry.id, pack: entry.pack.to_string(), reason });
+                self.damaged(&entry, reason);
             }
         }
         Ok(())

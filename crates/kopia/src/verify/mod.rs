@@ -9,6 +9,6 @@ mod packs;
 mod snapshots;
 
 pub use blobs::{BlobDamage, BlobKind, BlobsReport, VerifyBlobs, blobs};
-pub use contents::{ContentDamage, ContentsReport, VerifyContents, contents};
+pub use contents::{ContentDamage, ContentsReport, VerifyContents, VerifyProgress, contents};
 pub use packs::PackList;
 pub use snapshots::{SnapshotDamage, SnapshotsReport, VerifySnapshots, snapshots};

@@ -1,6 +1,7 @@
 //! A tree of a snapshot as one file: a tar, compressed or not, or a zip archive.
 //!
-//! Entries are read one after another, in the order of the tree, and written as they come: nothing of their data is kept.
+//! Entries are read one after another, in the order of the tree, and written as they come: nothing of their data is kept in
+//! memory.
 //! An archive appears under its name when it is complete.
 
 mod tar;
@@ -109,8 +110,8 @@ pub fn write(
 ) -> Result<Contents> {
     let place = Place::new(format, target)?;
     let archive: Box<dyn Archive> = match format {
-        Format::Zip => Box::new(zip::Zip::new(place.file()?, true)),
-        Format::ZipNocompress => Box::new(zip::Zip::new(place.file()?, false)),
+        Format::Zip => Box::new(zip::Zip::new(place.file()?, nameless_beside(target)?, true)),
+        Format::ZipNocompress => Box::new(zip::Zip::new(place.file()?, nameless_beside(target)?, false)),
         Format::Tar => Box::new(tar::Tar::new(place.file()?, false)),
         Format::Tgz => Box::new(tar::Tar::new(place.file()?, true)),
     };
@@ -133,6 +134,16 @@ pub fn write(
     contents.bytes = written.bytes.load(Ordering::Relaxed);
     place.keep(target)?;
     Ok(contents)
+}
+
+fn folder_of(target: &Path) -> &Path {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A file where there is room for the archive; it goes when it is closed.
+fn nameless_beside(target: &Path) -> Result<File> {
+    tempfile::tempfile_in(folder_of(target))
+        .with_context(|| format!("cannot make a temporary file beside {}", target.display()))
 }
 
 /// Where an archive is written.
@@ -163,11 +174,10 @@ impl Place {
                 Ok(Place::There(OpenOptions::new().write(true).open(target).with_context(failed)?))
             }
             _ => {
-                let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
                 let mut builder = tempfile::Builder::new();
                 // As any other file that a program makes; the user's mask says what is left of it.
                 builder.prefix(".lifeboat-").permissions(PermissionsExt::from_mode(0o666));
-                Ok(Place::New(builder.tempfile_in(folder.unwrap_or(Path::new("."))).with_context(failed)?))
+                Ok(Place::New(builder.tempfile_in(folder_of(target)).with_context(failed)?))
             }
         }
     }

@@ -1,10 +1,13 @@
 //! `content`: list, show, stats, verify.
 
+use super::{parse_duration, parse_percent};
 use crate::args::JsonArgs;
-use crate::output::{self, bytes};
+use crate::output::{self, bytes, note};
+use crate::progress::{Display, State, Unit};
 use crate::session::Session;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use flate2::read::GzDecoder;
 use lifeboat_index::{ContentId, Deleted, IndexEntry, Prefix};
 use lifeboat_kopia::content::ContentRange;
 use lifeboat_kopia::repo::Repository;
@@ -12,7 +15,10 @@ use lifeboat_kopia::verify::{self, VerifyContents};
 use lifeboat_primitives::compress::Compressor;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Verbs of `content`.
 #[derive(Debug, Subcommand)]
@@ -29,6 +35,9 @@ pub enum ContentCommand {
         /// Lay out JSON for people
         #[arg(long, short)]
         json: bool,
+        /// Decompress what is inside, such as a manifest, which is gzip
+        #[arg(long, short = 'z')]
+        unzip: bool,
     },
     /// Count contents by size and compressor
     Stats {
@@ -40,25 +49,38 @@ pub enum ContentCommand {
         range: RangeArgs,
     },
     /// Check that every content is where the index says
-    Verify {
-        /// Read and decrypt all of them
-        #[arg(long)]
-        full: bool,
-        /// Also those that are deleted
-        #[arg(long)]
-        include_deleted: bool,
-        /// How many are read at once
-        #[arg(long, default_value_t = 16)]
-        parallel: usize,
-    },
+    Verify(VerifyArgs),
+}
+
+/// Which contents are verified, and how thoroughly.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Read and decrypt all of them
+    #[arg(long)]
+    pub full: bool,
+    /// Read and decrypt so many percent of them
+    #[arg(long, default_value_t = 0.0, value_name = "PERCENT", value_parser = parse_percent)]
+    pub download_percent: f64,
+    /// Also those that are deleted
+    #[arg(long)]
+    pub include_deleted: bool,
+    /// How many are read at once
+    #[arg(long, default_value_t = 16)]
+    pub parallel: usize,
+    /// Time between lines of progress, where it is no terminal
+    #[arg(long, default_value = "3s", value_name = "TIME", value_parser = parse_duration)]
+    pub progress_interval: Duration,
+    /// Which ones.
+    #[command(flatten)]
+    pub range: RangeArgs,
 }
 
 /// Which contents.
 #[derive(Debug, Clone, Args)]
 pub struct RangeArgs {
-    /// Only those with this letter in front, such as `k` for directories
-    #[arg(long, conflicts_with_all = ["prefixed", "non_prefixed"])]
-    pub prefix: Option<char>,
+    /// Only those whose ids begin so, such as `k` for directories
+    #[arg(long, conflicts_with_all = ["prefixed", "non_prefixed"], value_parser = parse_prefix)]
+    pub prefix: Option<String>,
     /// Only those with a letter in front: directories, manifests and object indexes
     #[arg(long, conflicts_with = "non_prefixed")]
     pub prefixed: bool,
@@ -96,30 +118,38 @@ pub struct ListArgs {
     pub json: JsonArgs,
 }
 
+/// How an id begins: with a letter from g to z or not, and hexadecimal digits.
+fn parse_prefix(text: &str) -> Result<String, String> {
+    let digits = text.strip_prefix(|letter: char| ('g'..='z').contains(&letter)).unwrap_or(text);
+    match digits.chars().all(|digit| matches!(digit, '0'..='9' | 'a'..='f')) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("ids begin with a letter from g to z or none, and go on with digits and a to f".to_owned())
+        }
+    }
+}
+
 impl RangeArgs {
-    fn entries(
-        &self,
-        repository: &Repository,
-        deleted: Deleted,
-    ) -> Result<impl Iterator<Item = Result<IndexEntry>>> {
-        let range = match self.prefix {
-            Some(letter) => ContentRange::Prefix(Prefix::new(u8::try_from(letter)?)?),
+    fn range(&self) -> ContentRange {
+        match &self.prefix {
+            Some(text) => ContentRange::StartingWith(text.clone()),
             None if self.prefixed => ContentRange::Prefixed,
             None if self.non_prefixed => ContentRange::Prefix(Prefix::NONE),
             None => ContentRange::All,
-        };
-        Ok(repository.contents().iterate(range, deleted).map(|entry| Ok(entry?)))
+        }
+    }
+
+    fn entries(&self, repository: &Repository, deleted: Deleted) -> impl Iterator<Item = Result<IndexEntry>> {
+        repository.contents().iterate(self.range(), deleted).map(|entry| Ok(entry?))
     }
 }
 
 pub fn run(session: &Session, command: ContentCommand) -> Result<()> {
     match command {
         ContentCommand::List(args) => list(session, &args),
-        ContentCommand::Show { contents, json } => show(session, &contents, json),
+        ContentCommand::Show { contents, json, unzip } => show(session, &contents, json, unzip),
         ContentCommand::Stats { raw, range } => stats(session, &range, raw),
-        ContentCommand::Verify { full, include_deleted, parallel } => {
-            check(session, &VerifyContents { full, include_deleted, parallel })
-        }
+        ContentCommand::Verify(args) => check(session, &args),
     }
 }
 
@@ -128,7 +158,7 @@ fn list(session: &Session, args: &ListArgs) -> Result<()> {
     let deleted = if args.deleted || args.deleted_only { Deleted::Include } else { Deleted::Skip };
     let wanted =
         |entry: &Result<IndexEntry>| !args.deleted_only || entry.as_ref().is_ok_and(|entry| entry.deleted);
-    let mut entries = args.range.entries(&repository, deleted)?.filter(wanted);
+    let mut entries = args.range.entries(&repository, deleted).filter(wanted);
     if args.json.json {
         return output::print_json_list(entries.map(|entry| entry.map(|entry| to_json(&entry))));
     }
@@ -191,17 +221,21 @@ fn compressor(id: u32) -> String {
     }
 }
 
-fn show(session: &Session, ids: &[ContentId], lay_out: bool) -> Result<()> {
+fn show(session: &Session, ids: &[ContentId], lay_out: bool, unzip: bool) -> Result<()> {
     let repository = session.open_for_reading()?;
     let mut out = std::io::stdout().lock();
     for id in ids {
         let data = session.wait(repository.contents().read(id))?;
-        match lay_out {
-            true => {
-                let value: Value = serde_json::from_slice(&data)?;
-                writeln!(out, "{}", serde_json::to_string_pretty(&value)?)?;
-            }
-            false => out.write_all(&data)?,
+        let mut inside: Box<dyn Read + '_> = match unzip {
+            true => Box::new(GzDecoder::new(&data[..])),
+            false => Box::new(&data[..]),
+        };
+        if lay_out {
+            let value: Value =
+                serde_json::from_reader(inside).with_context(|| format!("{id} is not JSON"))?;
+            writeln!(out, "{}", serde_json::to_string_pretty(&value)?)?;
+        } else {
+            std::io::copy(&mut inside, &mut out).with_context(|| format!("cannot show {id}"))?;
         }
     }
     Ok(out.flush()?)
@@ -248,7 +282,7 @@ fn stats(session: &Session, range: &RangeArgs, raw: bool) -> Result<()> {
     let mut histogram = Histogram::default();
     // Compressor: how many, how long before and after.
     let mut methods: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
-    for entry in range.entries(&repository, Deleted::Skip)? {
+    for entry in range.entries(&repository, Deleted::Skip) {
         let entry = entry?;
         histogram.add(u64::from(entry.packed_length));
         let method = methods.entry(entry.compression).or_default();
@@ -267,12 +301,31 @@ fn stats(session: &Session, range: &RangeArgs, raw: bool) -> Result<()> {
     Ok(())
 }
 
-fn check(session: &Session, options: &VerifyContents) -> Result<()> {
+fn check(session: &Session, args: &VerifyArgs) -> Result<()> {
     let repository = session.open()?;
-    let mut print = |damage: verify::ContentDamage| {
-        eprintln!("damaged: content {} in pack {}: {}", damage.id, damage.pack, damage.reason);
+    let options = VerifyContents {
+        full: args.full,
+        read_percent: args.download_percent,
+        range: args.range.range(),
+        include_deleted: args.include_deleted,
+        parallel: args.parallel,
+        progress: Arc::default(),
     };
-    let report = session.wait(verify::contents(&repository, options, &mut print))?;
+    let deleted = if args.include_deleted { Deleted::Include } else { Deleted::Skip };
+    // Nobody is to wait for a number that nobody sees.
+    let total = match session.display() {
+        Display::Off => 0,
+        _ => args.range.entries(&repository, deleted).count() as u64,
+    };
+    let state = || {
+        let done = options.progress.verified.load(Ordering::Relaxed);
+        let damaged = options.progress.damaged.load(Ordering::Relaxed);
+        let text = format!("Verified {done} of {total} contents, {damaged} errors");
+        State { text, unit: Unit::Things, done, total }
+    };
+    let mut print = |damage: verify::ContentDamage| note(&format!("damaged: {damage}"));
+    let work = || session.wait(verify::contents(&repository, &options, &mut print));
+    let report = session.display().during_every(args.progress_interval, state, work)?;
     println!("Verified {} contents, read {}.", report.contents, bytes(report.bytes_read));
     if report.damaged > 0 {
         bail!("{} contents are damaged; `snapshot verify` tells which snapshots need them", report.damaged);

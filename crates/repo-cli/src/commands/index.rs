@@ -6,6 +6,7 @@ use crate::output::{self, bytes};
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args, Subcommand};
+use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use lifeboat_blobs::{BlobId, BlobMetadata};
 use lifeboat_index::{ContentId, IndexEntry};
@@ -65,6 +66,9 @@ pub struct InspectArgs {
     /// Only what is said about these contents
     #[arg(long, value_name = "ID")]
     pub content_id: Vec<ContentId>,
+    /// How many blobs are read at once
+    #[arg(long, default_value_t = 8)]
+    pub parallel: usize,
 }
 
 /// How the index is recovered.
@@ -152,10 +156,14 @@ fn inspect(session: &Session, args: &InspectArgs) -> Result<()> {
             args.blobs.iter().map(find).collect::<Result<_, _>>()?
         }
     };
-    for blob in &blobs {
+    let contents = repository.contents();
+    let read = |blob| async move {
         // One by one, so that nothing is merged.
-        let index = session.wait(repository.contents().merge_index(std::slice::from_ref(blob), i64::MIN));
-        let index = index.with_context(|| format!("cannot read index blob {}", blob.id))?;
+        let index = contents.merge_index(std::slice::from_ref(blob), i64::MIN).await;
+        anyhow::Ok((blob, index.with_context(|| format!("cannot read index blob {}", blob.id))?))
+    };
+    let mut indexes = stream::iter(blobs.iter().map(read)).buffered(args.parallel.max(1));
+    while let Some((blob, index)) = session.wait(indexes.try_next())? {
         for entry in index.entries() {
             let entry = entry?;
             if args.content_id.is_empty() || args.content_id.contains(&entry.id) {

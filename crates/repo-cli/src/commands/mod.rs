@@ -14,7 +14,7 @@ pub mod maintenance;
 pub mod manifest;
 pub mod mount;
 pub mod policy;
-mod provider;
+pub mod provider;
 mod quickstart;
 pub mod repair;
 mod repository;
@@ -98,6 +98,14 @@ fn write_manual(folder: &Path) -> Result<()> {
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let time: jiff::SignedDuration = text.parse().map_err(|error| format!("{error}"))?;
     Duration::try_from(time).map_err(|_| "a time span is not negative".to_owned())
+}
+
+/// A share in percent.
+pub fn parse_percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("percents are from 0 to 100".to_owned()),
+    }
 }
 
 /// The source that a path of this machine is.

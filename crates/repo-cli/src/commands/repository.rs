@@ -32,7 +32,7 @@ pub fn run(session: &Session, command: RepositoryCommand) -> Result<()> {
         RepositoryCommand::Upgrade(command) => upgrade::run(session, &command),
         RepositoryCommand::Throttle(command) => client::throttle(session, &command),
         RepositoryCommand::SyncTo(args) => sync::run(session, &args),
-        RepositoryCommand::ValidateProvider => provider::run(session),
+        RepositoryCommand::ValidateProvider(args) => provider::run(session, &args),
         RepositoryCommand::ChangePassword { new_password } => change_password(session, new_password),
     }
 }

@@ -74,6 +74,7 @@ pub struct HowArgs {
     #[arg(long, conflicts_with_all = [
         "include", "exclude", "delete_extra", "skip_existing", "keep_newer", "no_overwrite_files",
         "skip_owners", "skip_permissions", "skip_times", "skip_xattrs", "verify", "no_write_sparse_files",
+        "write_files_atomically",
     ])]
     pub block: bool,
     /// What to do with what is there.
@@ -109,6 +110,9 @@ pub struct HowArgs {
     /// Write zeros instead of leaving holes
     #[arg(long)]
     pub no_write_sparse_files: bool,
+    /// Let files appear under their names when they are whole, in the place of those that are there
+    #[arg(long, conflicts_with = "update")]
+    pub write_files_atomically: bool,
     /// Succeed even if entries could not be restored
     #[arg(long)]
     pub ignore_errors: bool,
@@ -276,6 +280,7 @@ fn refuse_options_of_directories(job: &Job<'_>, how: &HowArgs) -> Result<()> {
         (how.skip_times, "--skip-times"),
         (how.skip_xattrs, "--skip-xattrs"),
         (how.flush_files, "--flush-files"),
+        (how.write_files_atomically, "--write-files-atomically"),
         (existing.no_overwrite_files, "--no-overwrite-files"),
         (existing.no_overwrite_symlinks, "--no-overwrite-symlinks"),
         (existing.no_overwrite_directories, "--no-overwrite-directories"),
@@ -307,7 +312,7 @@ fn to_archive(
     let state = || {
         let done = written.bytes.load(Ordering::Relaxed);
         let text = format!("wrote {} files ({})", written.files.load(Ordering::Relaxed), bytes(done));
-        State { text, done, total }
+        State { text, done, total, ..State::default() }
     };
     let filter = PathFilter::new(&how.include, &how.exclude);
     let write = || archive::write(trees, &job.root, format, &job.target, &filter, &written, cancel);
@@ -373,6 +378,7 @@ fn options(job: &Job<'_>, args: &HowArgs) -> RestoreOptions {
         extended: !args.skip_xattrs,
         ignore_permission_errors: !args.no_ignore_permission_errors,
         sparse: !args.no_write_sparse_files,
+        atomic: args.write_files_atomically,
         verify: args.verify,
         sync: args.flush_files,
         threads: args.parallel,
@@ -396,7 +402,7 @@ fn state(progress: &Progress, total: u64) -> State {
     if totals.errors > 0 {
         text.push_str(&format!(", {} errors", totals.errors));
     }
-    State { text, done: totals.bytes, total }
+    State { text, done: totals.bytes, total, ..State::default() }
 }
 
 /// Names what could not be restored; where its data is lost, also its object: `snapshot fix remove-files` takes that

@@ -2,16 +2,18 @@
 
 use super::repository;
 use crate::args::Place;
-use crate::output::bytes;
+use crate::commands::client::parse_limit;
+use crate::output::{bytes, note};
 use crate::progress::State;
 use crate::session::Session;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
-use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind, PutOptions};
+use lifeboat_blobs::config::Limits;
+use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind, Payload, PutOptions};
 use lifeboat_kopia::format::FORMAT_BLOB;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Where the copy is, and how it is made.
 #[derive(Debug, Args)]
@@ -34,6 +36,15 @@ pub struct SyncArgs {
     /// Fail unless there is a copy already
     #[arg(long, global = true)]
     pub must_exist: bool,
+    /// Give the copies the times of the blobs; only a folder can
+    #[arg(long, global = true)]
+    pub times: bool,
+    /// Read no more than so many bytes a second from the copy
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_limit)]
+    pub max_download_speed: Option<f64>,
+    /// Write no more than so many bytes a second to the copy
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_limit)]
+    pub max_upload_speed: Option<f64>,
 }
 
 /// What is to be done.
@@ -47,7 +58,12 @@ pub fn run(session: &Session, args: &SyncArgs) -> Result<()> {
     let connection = session.connection()?;
     let from = session.store(connection.storage()?, connection.throttling, false)?;
     let ((to, _), _) = repository::place(&args.to, None)?;
-    let to = session.store(&to, None, !args.dry_run && !args.must_exist)?;
+    let limits = Limits {
+        max_download_speed_bytes_per_second: args.max_download_speed.unwrap_or(0.0),
+        max_upload_speed_bytes_per_second: args.max_upload_speed.unwrap_or(0.0),
+        ..Limits::default()
+    };
+    let to = session.store(&to, Some(limits), !args.dry_run && !args.must_exist)?;
     session.wait(check_same(&*from, &*to, args.must_exist))?;
     eprintln!("Looking for changes ...");
     let plan = session.wait(plan(&*from, &*to, args))?;
@@ -61,7 +77,7 @@ pub fn run(session: &Session, args: &SyncArgs) -> Result<()> {
     let done = AtomicU64::new(0);
     let state = || {
         let done = done.load(Ordering::Relaxed);
-        State { text: format!("{summary}: {} copied", bytes(done)), done, total }
+        State { text: format!("{summary}: {} copied", bytes(done)), done, total, ..State::default() }
     };
     let copied =
         session.display().during(state, || session.wait(carry_out(&*from, &*to, args, &plan, &done)));
@@ -126,11 +142,12 @@ async fn carry_out(
     plan: &Plan,
     done: &AtomicU64,
 ) -> Result<()> {
+    let keeps_times = &AtomicBool::new(args.times);
     let copy = |blob: &BlobMetadata| {
         let blob = blob.clone();
         async move {
             match from.get(&blob.id).await {
-                Ok(bytes) => to.put(&blob.id, bytes.into(), &PutOptions::default()).await?,
+                Ok(bytes) => put(to, &blob, bytes, keeps_times).await?,
                 // Somebody maintains the repository meanwhile; what names the blob is gone, too.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(anyhow::Error::from(error)),
@@ -150,6 +167,30 @@ async fn carry_out(
         to.delete(id).await?;
     }
     Ok(())
+}
+
+/// Writes a blob with its time, unless the store turns out not to keep times.
+async fn put(
+    to: &dyn BlobStore,
+    blob: &BlobMetadata,
+    bytes: impl Into<Payload> + Clone,
+    keeps_times: &AtomicBool,
+) -> Result<()> {
+    let timed = PutOptions { modified: Some(blob.modified), ..PutOptions::default() };
+    if keeps_times.load(Ordering::Relaxed) {
+        match to.put(&blob.id, bytes.clone().into(), &timed).await {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                if keeps_times.swap(false, Ordering::Relaxed) {
+                    note(&format!(
+                        "{} cannot keep the times of blobs; the copies get their own",
+                        to.describe()
+                    ));
+                }
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
+    Ok(to.put(&blob.id, bytes.into(), &PutOptions::default()).await?)
 }
 
 #[cfg(test)]

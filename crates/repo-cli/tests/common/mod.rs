@@ -1,5 +1,7 @@
 //! One user of `lifeboat-repo`, as `lifeboat_testkit::kopia::Kopia` is one of kopia.
-#![allow(dead_code)] // not every test crate does everything
+#![allow(dead_code, clippy::unwrap_used)] // not every test crate does everything
+
+pub mod twins;
 
 use anyhow::{Context, Result};
 use lifeboat_testkit::kopia::Snapshot;

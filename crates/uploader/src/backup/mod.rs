@@ -24,7 +24,7 @@ use buffers::{Room, SharedRoom};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
 use estimate::Estimate;
-pub use estimate::estimate;
+pub use estimate::{Counted, estimate};
 use files::{Batch, Child, FileWork, head_entry};
 use jiff::Timestamp;
 use large::LargeFile;
@@ -284,8 +284,12 @@ impl Run<'_> {
                 scope.spawn(move || self.save_checkpoints(finished, interval));
             }
             if self.options.estimate {
-                let estimate = Estimate::new(self.progress, &counted_enough);
-                scope.spawn(move || estimate.run(&self.options.path, &self.options.policies));
+                let enough = &counted_enough;
+                // The backup itself says what is left out, and what cannot be read.
+                scope.spawn(move || {
+                    Estimate::new(self.progress, enough, &mut |_| {})
+                        .run(&self.options.path, &self.options.policies);
+                });
             }
             let work = |mut room: Room| {
                 // A thread that panics must not leave the others waiting for it.

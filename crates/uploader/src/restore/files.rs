@@ -16,9 +16,11 @@ use lifeboat_repository::Destination;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FileType, OFlags, Stat};
 use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a file comes to its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,18 +42,22 @@ pub(super) struct File<'a> {
     size: u64,
     attributes: Attributes,
     how: How,
+    /// What it is called until it is whole, if nobody is to see it before.
+    temporary: Option<CString>,
     slot: Arc<Slot>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
+    /// Whether it has been given its name, if it had another one before.
+    is_named: bool,
     /// Which file it is, once it is there, so that it is known again when it is opened again.
     identity: Option<Identity>,
     /// Whether all bytes are there, so that only attributes can be missing.
     has_bytes: bool,
     ended: Option<Ended>,
-    /// Further names that it has by now.
+    /// Further names that it has by now, or gets when it is whole if nobody is to see it before.
     links: Vec<(Arc<Directory>, CString)>,
 }
 
@@ -87,9 +93,28 @@ impl<'a> File<'a> {
             size,
             attributes,
             how,
+            temporary: (how != How::InPlace).then(|| run.temporary.as_ref()?.next()).flatten(),
             slot: Arc::default(),
             state: Mutex::default(),
         }
+    }
+
+    /// What it is called now.
+    fn current_name(&self, state: &State) -> &CStr {
+        match &self.temporary {
+            Some(temporary) if !state.is_named => temporary,
+            _ => &self.name,
+        }
+    }
+
+    /// Gives a whole file its name, in the place of what has it.
+    fn take_name(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| !state.is_named) {
+            self.directory.rename(temporary, &self.name)?;
+            state.is_named = true;
+        }
+        Ok(())
     }
 
     /// Whether the repository should first ask what is there.
@@ -99,13 +124,17 @@ impl<'a> File<'a> {
 
     /// Gives the file a further name in `directory`. It need not be whole for that.
     pub(super) fn link(&self, directory: &Arc<Directory>, name: CString) -> Result<()> {
-        {
-            let mut state = self.state.lock();
-            // One that is there stays, and may not let us open it any more once it is whole.
-            if state.identity.is_none() {
-                self.open(&mut state)?;
-            }
+        let mut state = self.state.lock();
+        if self.temporary.is_some() && state.ended.is_none() {
+            directory.expect();
+            state.links.push((directory.clone(), name));
+            return Ok(());
         }
+        // One that is there stays, and may not let us open it any more once it is whole.
+        if state.identity.is_none() {
+            self.open(&mut state)?;
+        }
+        drop(state);
         link(&self.directory, &self.name, directory, &name)?;
         let mut state = self.state.lock();
         if state.ended == Some(Ended::Failed) {
@@ -142,7 +171,7 @@ impl<'a> File<'a> {
             return Err(self.lost(&self.directory, &self.name));
         }
         self.directory.files().get(&self.slot, || match state.identity {
-            Some(identity) => self.reopen(identity),
+            Some(identity) => self.reopen(self.current_name(state), identity),
             None => {
                 let (fd, identity) = self.make()?;
                 state.identity = Some(identity);
@@ -169,10 +198,13 @@ impl<'a> File<'a> {
     }
 
     fn create(&self) -> Result<(OwnedFd, Given)> {
+        let (mode, owner) = self.run.keep.creation(&self.attributes);
+        if let Some(temporary) = &self.temporary {
+            return self.directory.create(temporary, mode, owner);
+        }
         if self.how == (How::New { replaces: true }) {
             self.directory.unlink(&self.name)?;
         }
-        let (mode, owner) = self.run.keep.creation(&self.attributes);
         self.directory.create(&self.name, mode, owner)
     }
 
@@ -184,8 +216,8 @@ impl<'a> File<'a> {
         }
     }
 
-    fn reopen(&self, identity: Identity) -> Result<OwnedFd> {
-        let fd = self.directory.open(&self.name, OFlags::RDWR)?;
+    fn reopen(&self, name: &CStr, identity: Identity) -> Result<OwnedFd> {
+        let fd = self.directory.open(name, OFlags::RDWR)?;
         let stat = self.stat(&fd)?;
         match (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) {
             true => Ok(fd),
@@ -211,10 +243,11 @@ impl<'a> File<'a> {
             false => self.write(&fd, bytes, 0),
         };
         if let Err(error) = write() {
-            let _ = self.directory.unlink(&self.name);
+            let _ = self.directory.unlink(self.temporary.as_ref().unwrap_or(&self.name));
             return Err(error);
         }
-        self.set_attributes(&fd, Before::New(given))
+        self.set_attributes(&fd, Before::New(given))?;
+        self.take_name()
     }
 
     fn is_sparse(&self, length: usize) -> bool {
@@ -302,38 +335,54 @@ impl<'a> File<'a> {
             };
             self.set_attributes(&fd, before)?;
             self.slot.close();
+            self.take_name()?;
         }
         if self.directory.existed {
             shallow::forget(&self.directory, &self.name)?;
         }
         let mut state = self.state.lock();
         state.ended = Some(Ended::Whole);
-        (0..=state.links.len()).for_each(|_| self.run.progress.file_done());
+        if self.temporary.is_none() {
+            (0..=state.links.len()).for_each(|_| self.run.progress.file_done());
+            return Ok(());
+        }
+        let links = std::mem::take(&mut state.links);
+        drop(state);
+        self.run.progress.file_done();
+        for (directory, name) in links {
+            match link(&self.directory, &self.name, &directory, &name) {
+                Ok(()) => self.run.progress.file_done(),
+                Err(error) => self.run.entry_failed(&directory, &name, error),
+            }
+            self.run.part_done(&directory);
+        }
         Ok(())
     }
 
     /// Gives the file up. One that is not whole must not look like one that is: it goes, unless it was there before.
     fn fail(&self, error: Error) -> ControlFlow<()> {
-        let (links, is_partial) = {
+        let (links, is_partial, name) = {
             let mut state = self.state.lock();
             if state.ended.replace(Ended::Failed) == Some(Ended::Failed) {
                 return ControlFlow::Break(());
             }
             let is_partial = state.identity.is_some() && !state.has_bytes && self.how != How::InPlace;
-            (std::mem::take(&mut state.links), is_partial)
+            (std::mem::take(&mut state.links), is_partial, self.current_name(&state).to_owned())
         };
         self.slot.close();
         if is_fatal(&error) {
             self.run.stop_with(error);
             return ControlFlow::Break(());
         }
-        if is_partial {
-            if self.is_at(&self.directory, &self.name).unwrap_or(false) {
-                let _ = self.directory.unlink(&self.name);
-            }
-            for (directory, name) in links {
-                let _ = directory.unlink(&name);
-                self.run.entry_failed(&directory, &name, self.lost(&directory, &name));
+        if is_partial && self.is_at(&self.directory, &name).unwrap_or(false) {
+            let _ = self.directory.unlink(&name);
+        }
+        for (directory, name) in links.into_iter().filter(|_| is_partial || self.temporary.is_some()) {
+            self.run.entry_failed(&directory, &name, self.lost(&directory, &name));
+            match self.temporary {
+                // It has not been made, and what is there stays.
+                Some(_) => self.run.part_done(&directory),
+                None => _ = directory.unlink(&name),
             }
         }
         self.run.entry_failed(&self.directory, &self.name, error);
@@ -346,6 +395,38 @@ impl<'a> File<'a> {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => self.fail(error),
         }
+    }
+}
+
+impl Drop for File<'_> {
+    /// What never became whole must not stay under a name that nobody knows.
+    fn drop(&mut self) {
+        let is_named = self.state.get_mut().is_named;
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| !is_named && self.directory.is_made()) {
+            let _ = self.directory.unlink(temporary);
+        }
+    }
+}
+
+/// Names for files that are not whole, of one restore.
+pub(super) struct TemporaryNames {
+    start: String,
+    next: AtomicU64,
+}
+
+impl TemporaryNames {
+    pub(super) fn new() -> Self {
+        let token = RandomState::new().hash_one(std::process::id());
+        TemporaryNames { start: format!(".lifeboat-{token:016x}-"), next: AtomicU64::new(0) }
+    }
+
+    fn next(&self) -> Option<CString> {
+        CString::new(format!("{}{:x}", self.start, self.next.fetch_add(1, Ordering::Relaxed))).ok()
+    }
+
+    /// Whether a name is one of them.
+    pub(super) fn has(&self, name: &CStr) -> bool {
+        name.to_bytes().starts_with(self.start.as_bytes())
     }
 }
 

@@ -22,6 +22,7 @@ pub use shallow::Shallow;
 use crate::progress::{Cancel, Progress};
 use crate::{Error, Result};
 use attributes::{Attributes, Before, Keep, On};
+use files::TemporaryNames;
 use lifeboat_kopia::snapshot::DirEntry;
 use lifeboat_repository::{Repository, ScatterOptions, ScatterTotals, Wanted};
 use parking_lot::Mutex;
@@ -70,6 +71,9 @@ pub struct RestoreOptions {
     pub ignore_permission_errors: bool,
     /// Leave holes where the snapshot says that there were, or else where there are long runs of zeros.
     pub sparse: bool,
+    /// Files appear under their names when they are whole, in the place of those that are there; those that are updated are written in
+    /// place all the same.
+    pub atomic: bool,
     /// Read the target back at the end, and compare it with all of the snapshot that the filter takes.
     pub verify: bool,
     /// Wait at the end until everything is on disk.
@@ -96,6 +100,7 @@ impl RestoreOptions {
             extended: true,
             ignore_permission_errors: true,
             sparse: true,
+            atomic: false,
             verify: false,
             sync: false,
             threads: 0,
@@ -178,6 +183,8 @@ struct Run<'a> {
     progress: &'a Progress,
     cancel: &'a Cancel,
     keep: Keep,
+    /// What files are called before they are whole, if that is not what they will be called.
+    temporary: Option<TemporaryNames>,
     tally: Tally,
     stopped: AtomicBool,
     fatal: Mutex<Option<Error>>,
@@ -206,6 +213,7 @@ impl<'a> Run<'a> {
             progress,
             cancel,
             keep,
+            temporary: options.atomic.then(TemporaryNames::new),
             tally: Tally::default(),
             stopped: AtomicBool::new(false),
             fatal: Mutex::default(),

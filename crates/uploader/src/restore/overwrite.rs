@@ -122,7 +122,9 @@ impl Names {
 pub(super) fn delete_extra(run: &Run<'_>, directory: &Directory, names: &Names) -> Result<()> {
     let fd = directory.fd()?;
     for name in list(fd.as_fd()).map_err(|e| Error::file("list", &directory.path(), e))? {
-        if names.contains(name.to_bytes()) || !run.options.filter.takes(&directory.relative_to(&name)) {
+        let is_ours = run.temporary.as_ref().is_some_and(|temporary| temporary.has(&name));
+        let is_wanted = names.contains(name.to_bytes()) || is_ours;
+        if is_wanted || !run.options.filter.takes(&directory.relative_to(&name)) {
             continue;
         }
         match remove(fd.as_fd(), &name, directory.depth) {

@@ -278,6 +278,12 @@ impl Directory {
         }
     }
 
+    /// Gives an entry another name, in the place of what has that name.
+    pub(super) fn rename(&self, name: &CStr, new: &CStr) -> Result<()> {
+        let fd = self.fd()?;
+        rustix::fs::renameat(&fd, name, &fd, new).map_err(|e| self.failed("create", new, e))
+    }
+
     /// Opens a file that is there.
     pub(super) fn open(&self, name: &CStr, flags: OFlags) -> Result<OwnedFd> {
         rustix::fs::openat(&self.fd()?, name, flags | SAFE, Mode::empty())

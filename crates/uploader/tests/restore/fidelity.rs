@@ -41,7 +41,43 @@ fn random_trees_come_back_exactly() {
         let options = RestoreOptions { existing_files: Existing::Update, threads: 7, ..options };
         fixture.restore_with(&root, &options).unwrap();
         assert_same(&source, &target, Compare::exact()).unwrap();
+        // And with names that come last, over what is there and where nothing is.
+        let existing_files = Existing::Replace;
+        let options = RestoreOptions { existing_files, atomic: true, delete_extra: true, ..options };
+        fixture.restore_with(&root, &options).unwrap();
+        assert_same(&source, &target, Compare::exact()).unwrap();
+        let target = fixture.path(&format!("new-{seed}"));
+        fixture.restore_with(&root, &RestoreOptions { target: target.clone(), ..options }).unwrap();
+        assert_same(&source, &target, Compare::exact()).unwrap();
     }
+}
+
+#[test]
+fn a_file_that_does_not_become_whole_replaces_none_if_names_come_last() {
+    let fixture = Fixture::new();
+    let mut entry = fixture.file("file", &noise(1, 10_000));
+    // Its object ends too early.
+    entry.size += 1;
+    let link = HardLink { inode: 2, names: 2, ..HardLink::default() };
+    let other = DirEntry { name: "other".into(), ..entry.clone() };
+    let linked = [entry, other].map(|entry| {
+        with_extras(entry, Extras { hard_link: Some(link.clone()), recorded: true, ..Extras::default() })
+    });
+    let root = fixture.directory("root", &linked);
+    let target = fixture.path("target");
+    fs::create_dir(&target).unwrap();
+    for name in ["file", "other"] {
+        fs::write(target.join(name), "as before").unwrap();
+    }
+    let options = RestoreOptions { atomic: true, ..RestoreOptions::new(&target) };
+    let Err(lifeboat_uploader::Error::Unrestored(report)) = fixture.restore_with(&root, &options) else {
+        unreachable!("it cannot be restored");
+    };
+    assert_eq!(report.failed, 2, "{report:?}");
+    for name in ["file", "other"] {
+        assert_eq!(fs::read(target.join(name)).unwrap(), b"as before");
+    }
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 2, "nothing else is left");
 }
 
 #[test]

@@ -68,17 +68,24 @@ pub enum PolicyCommand {
         overwrite: bool,
     },
     /// Read policies from a file
-    Import {
-        /// Whose; all if none is named.
-        #[command(flatten)]
-        target: TargetArgs,
-        /// The file; by default the standard input
-        #[arg(long, value_name = "FILE")]
-        from_file: Option<PathBuf>,
-        /// Remove policies that are not in the file
-        #[arg(long)]
-        delete_other_policies: bool,
-    },
+    Import(ImportArgs),
+}
+
+/// Which policies are read from where.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// Whose; all if none is named.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// The file; by default the standard input
+    #[arg(long, value_name = "FILE")]
+    pub from_file: Option<PathBuf>,
+    /// Take fields that this program does not know, too, and keep them
+    #[arg(long)]
+    pub allow_unknown_fields: bool,
+    /// Remove policies that are not in the file
+    #[arg(long)]
+    pub delete_other_policies: bool,
 }
 
 /// What policies are for.
@@ -123,9 +130,7 @@ pub fn run(session: &Session, command: PolicyCommand) -> Result<()> {
         PolicyCommand::Export { target, to_file, overwrite } => {
             export(session, &target, to_file.as_deref(), overwrite)
         }
-        PolicyCommand::Import { target, from_file, delete_other_policies } => {
-            import(session, &target, from_file.as_deref(), delete_other_policies)
-        }
+        PolicyCommand::Import(args) => import(session, &args),
     }
 }
 
@@ -256,8 +261,9 @@ fn export(session: &Session, target: &TargetArgs, file: Option<&Path>, overwrite
     Ok(std::io::Write::write_all(&mut opened, text.as_bytes())?)
 }
 
-fn import(session: &Session, target: &TargetArgs, file: Option<&Path>, replace_all: bool) -> Result<()> {
-    let text = match file {
+fn import(session: &Session, args: &ImportArgs) -> Result<()> {
+    let target = &args.target;
+    let text = match &args.from_file {
         Some(file) => {
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
         }
@@ -265,6 +271,9 @@ fn import(session: &Session, target: &TargetArgs, file: Option<&Path>, replace_a
     };
     let found: BTreeMap<String, Policy> =
         serde_json::from_str(&text).context("this is not a list of policies as `policy export` writes it")?;
+    if !args.allow_unknown_fields {
+        refuse_unknown_fields(&found)?;
+    }
     let wanted = if target.is_empty() { None } else { Some(target.sources(session)?) };
     let repository = session.open()?;
     let before = session.wait(PolicySet::load(repository.manifests()))?;
@@ -279,11 +288,25 @@ fn import(session: &Session, target: &TargetArgs, file: Option<&Path>, replace_a
         eprintln!("Policy set for {source}.");
         kept.push(source);
     }
-    for other in before.defined.iter().filter(|defined| replace_all && !kept.contains(&defined.target)) {
+    for other in
+        before.defined.iter().filter(|defined| args.delete_other_policies && !kept.contains(&defined.target))
+    {
         session.wait(policy::remove(repository.manifests(), &other.target))?;
         eprintln!("Removed the policy for {}.", other.target);
     }
     Ok(session.wait(repository.close())?)
+}
+
+/// A field that nobody knows is more often misspelt than new.
+fn refuse_unknown_fields(policies: &BTreeMap<String, Policy>) -> Result<()> {
+    let unknown = policies.iter().find_map(|(target, policy)| Some((target, policy.unknown_fields().pop()?)));
+    match unknown {
+        Some((target, field)) => bail!(
+            "the policy of {target} has the field {field}, which this program does not know; correct it, or keep \
+             it by --allow-unknown-fields"
+        ),
+        None => Ok(()),
+    }
 }
 
 /// The policies in force for a source and for what is below it.

@@ -331,7 +331,7 @@ fn state(progress: &Progress, repository: &KopiaRepository) -> State {
     if totals.errors + totals.ignored_errors > 0 {
         text.push_str(&format!(", {} errors", totals.errors + totals.ignored_errors));
     }
-    State { text, done: totals.bytes, total: totals.estimated_bytes }
+    State { text, done: totals.bytes, total: totals.estimated_bytes, ..State::default() }
 }
 
 /// The snapshot is kept, but whoever took it has to know that something is missing.

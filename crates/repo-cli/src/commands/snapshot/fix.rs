@@ -11,7 +11,9 @@ use lifeboat_kopia::snapshot::{self, DirEntry, SnapshotManifest, SourceInfo};
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_uploader::PathFilter;
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Verbs of `snapshot fix`.
 #[derive(Debug, Subcommand)]
@@ -57,6 +59,9 @@ pub struct CommonArgs {
     /// Really change the snapshots
     #[arg(long)]
     pub commit: bool,
+    /// How many files are looked at at once; 0 is one for each processor
+    #[arg(long, default_value_t = 0)]
+    pub parallel: usize,
 }
 
 /// What becomes of something that cannot be read.
@@ -92,7 +97,7 @@ pub fn run(session: &Session, command: &FixCommand) -> Result<()> {
                 files: *invalid_file_handling,
                 directories: common.invalid_directory_handling,
                 percent: *verify_files_percent,
-                asked: 0,
+                asked: AtomicU64::new(0),
             };
             fix(session, &trees, common, judge)?;
         }
@@ -117,7 +122,11 @@ fn fix<J: Judge>(session: &Session, trees: &Trees, args: &CommonArgs, judge: imp
         let name = policies.policy().metadata_compression.compressor.clone();
         let compression =
             (!matches!(name.as_str(), "" | "none")).then(|| Compressor::from_name(&name)).transpose()?;
-        let mut rewriter = Rewriter::new(trees, judge(), compression);
+        let threads = match args.parallel {
+            0 => std::thread::available_parallelism().map_or(1, NonZero::get),
+            count => count,
+        };
+        let mut rewriter = Rewriter::new(trees, judge(), compression, threads);
         for snapshot in chosen.iter().filter(|snapshot| snapshot.source == source) {
             let time = output::time(snapshot.start_time);
             let root = snapshot.root_entry.as_ref().context("a snapshot has no root")?;
@@ -178,18 +187,18 @@ struct Named<'a> {
 }
 
 impl Judge for Named<'_> {
-    fn entry(&mut self, path: &Path, entry: &DirEntry) -> Result<Verdict> {
+    fn entry(&self, path: &Path, entry: &DirEntry) -> Result<Verdict> {
         let name = entry.name.to_string();
         let is_named = self.objects.contains(&entry.object)
             || self.by_name && !name.is_empty() && self.names.takes(Path::new(&name));
         if is_named && path.components().next().is_some() {
-            println!("  will remove {}", path.display());
+            output::line(&format!("  will remove {}", path.display()))?;
             return Ok(Verdict::Remove);
         }
         Ok(Verdict::Keep)
     }
 
-    fn unreadable(&mut self, path: &Path, error: &anyhow::Error) -> Result<Verdict> {
+    fn unreadable(&self, path: &Path, error: &anyhow::Error) -> Result<Verdict> {
         self.directories.verdict(path, format!("{error:#}"))
     }
 }
@@ -200,19 +209,19 @@ struct Unreadable<'a> {
     files: Handling,
     directories: Handling,
     percent: u8,
-    asked: u64,
+    asked: AtomicU64,
 }
 
 impl Unreadable<'_> {
     /// Looks an object up, and reads a share of them to the end.
-    fn check(&mut self, entry: &DirEntry) -> Result<()> {
+    fn check(&self, entry: &DirEntry) -> Result<()> {
         if !self.trees.interface.is_whole(&Id::new(entry.object.clone()))? {
             bail!("a part of object {} is missing from the repository", entry.object);
         }
         // Evenly spread: of 100 files in a row, as many are read as there are percents.
-        let before = self.asked * u64::from(self.percent) / 100;
-        self.asked += 1;
-        if self.asked * u64::from(self.percent) / 100 > before {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let share = |asked: u64| asked * u64::from(self.percent) / 100;
+        if share(asked + 1) > share(asked) {
             std::io::copy(&mut self.trees.read(entry)?, &mut std::io::sink())?;
         }
         Ok(())
@@ -220,7 +229,7 @@ impl Unreadable<'_> {
 }
 
 impl Judge for Unreadable<'_> {
-    fn entry(&mut self, path: &Path, entry: &DirEntry) -> Result<Verdict> {
+    fn entry(&self, path: &Path, entry: &DirEntry) -> Result<Verdict> {
         if entry.is_dir() {
             return Ok(Verdict::Keep);
         }
@@ -233,7 +242,7 @@ impl Judge for Unreadable<'_> {
         }
     }
 
-    fn unreadable(&mut self, path: &Path, error: &anyhow::Error) -> Result<Verdict> {
+    fn unreadable(&self, path: &Path, error: &anyhow::Error) -> Result<Verdict> {
         eprintln!("  directory {} cannot be read: {error:#}", path.display());
         self.directories.verdict(path, format!("{error:#}"))
     }

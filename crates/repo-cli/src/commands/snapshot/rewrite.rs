@@ -1,7 +1,7 @@
 //! A snapshot's tree written again with some entries changed; directories without a change stay as they are.
 
 use crate::tree::Trees;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lifeboat_index::Prefix;
 use lifeboat_kopia::object::{ObjectId, WriterOptions};
 use lifeboat_kopia::snapshot::{DirEntry, DirWriter, EntryName, EntryType, SummaryBuilder};
@@ -9,6 +9,8 @@ use lifeboat_primitives::compress::Compressor;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+/// So many entries are judged at a time, for each thread.
+const AT_ONCE: usize = 64;
 /// So many bytes of a listing are gathered before they are handed on.
 const HANDED_ON: usize = 1 << 20;
 /// What the names of stubs begin with, as in Kopia.
@@ -25,13 +27,13 @@ pub enum Verdict {
     Stub(String),
 }
 
-/// Decides about entries.
-pub trait Judge {
+/// Decides about entries, from several threads at once.
+pub trait Judge: Sync {
     /// About a file or link; directories are asked about before they are entered.
-    fn entry(&mut self, path: &Path, entry: &DirEntry) -> Result<Verdict>;
+    fn entry(&self, path: &Path, entry: &DirEntry) -> Result<Verdict>;
 
     /// About a directory that cannot be read.
-    fn unreadable(&mut self, path: &Path, error: &anyhow::Error) -> Result<Verdict>;
+    fn unreadable(&self, path: &Path, error: &anyhow::Error) -> Result<Verdict>;
 }
 
 /// Writes trees again. What was found out about a directory holds for all snapshots that share it.
@@ -39,6 +41,7 @@ pub struct Rewriter<'a, J> {
     trees: &'a Trees,
     judge: J,
     compression: Option<Compressor>,
+    threads: usize,
     known: HashMap<(String, PathBuf), Option<DirEntry>>,
 }
 
@@ -46,13 +49,14 @@ pub struct Rewriter<'a, J> {
 type Changes = BTreeMap<EntryName, Option<DirEntry>>;
 
 impl<'a, J: Judge> Rewriter<'a, J> {
-    pub fn new(trees: &'a Trees, judge: J, compression: Option<Compressor>) -> Self {
-        Rewriter { trees, judge, compression, known: HashMap::new() }
+    pub fn new(trees: &'a Trees, judge: J, compression: Option<Compressor>, threads: usize) -> Self {
+        Rewriter { trees, judge, compression, threads: threads.max(1), known: HashMap::new() }
     }
 
     /// The root to use instead of `root`; `None` if everything stays.
     pub fn root(&mut self, root: &DirEntry) -> Result<Option<DirEntry>> {
-        let after = self.entry(Path::new(""), root)?;
+        let verdict = self.judge.entry(Path::new(""), root)?;
+        let after = self.entry(Path::new(""), root, verdict)?;
         match after {
             Some(after) if after == *root => Ok(None),
             Some(after) => Ok(Some(after)),
@@ -64,8 +68,8 @@ impl<'a, J: Judge> Rewriter<'a, J> {
     }
 
     /// What becomes of an entry.
-    fn entry(&mut self, path: &Path, entry: &DirEntry) -> Result<Option<DirEntry>> {
-        match self.judge.entry(path, entry)? {
+    fn entry(&mut self, path: &Path, entry: &DirEntry, verdict: Verdict) -> Result<Option<DirEntry>> {
+        match verdict {
             Verdict::Keep if entry.is_dir() => self.directory(path, entry),
             Verdict::Keep => Ok(Some(entry.clone())),
             Verdict::Remove => Ok(None),
@@ -101,15 +105,42 @@ impl<'a, J: Judge> Rewriter<'a, J> {
     /// What changes in a directory: usually little, however many entries it has.
     fn changes(&mut self, path: &Path, directory: &DirEntry) -> Result<Changes, Listing> {
         let mut changes = Changes::new();
-        for entry in self.trees.children(directory).map_err(Listing::Unreadable)? {
-            let entry = entry.map_err(|error| Listing::Unreadable(error.into()))?;
-            let below = path.join(entry.name.to_string());
-            let after = self.entry(&below, &entry).map_err(Listing::Failed)?;
-            if after.as_ref() != Some(&entry) {
-                changes.insert(entry.name.clone(), after);
+        let mut children = self.trees.children(directory).map_err(Listing::Unreadable)?;
+        loop {
+            let some = children.by_ref().take(self.threads * AT_ONCE).map(|entry| {
+                let entry = entry.map_err(|error| Listing::Unreadable(error.into()))?;
+                Ok((path.join(entry.name.to_string()), entry))
+            });
+            let some = some.collect::<Result<Vec<_>, Listing>>()?;
+            if some.is_empty() {
+                return Ok(changes);
+            }
+            for ((path, entry), verdict) in some.iter().zip(self.verdicts(&some)) {
+                let after = verdict.and_then(|verdict| self.entry(path, entry, verdict));
+                let after = after.map_err(Listing::Failed)?;
+                if after.as_ref() != Some(entry) {
+                    changes.insert(entry.name.clone(), after);
+                }
             }
         }
-        Ok(changes)
+    }
+
+    /// What the judge says about some entries, asked from all threads.
+    fn verdicts(&self, entries: &[(PathBuf, DirEntry)]) -> Vec<Result<Verdict>> {
+        let share = entries.len().div_ceil(self.threads);
+        let judge = &self.judge;
+        let ask = |(path, entry): &(PathBuf, DirEntry)| judge.entry(path, entry);
+        if share == entries.len() {
+            return entries.iter().map(ask).collect();
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = entries
+                .chunks(share)
+                .map(|entries| scope.spawn(move || entries.iter().map(ask).collect::<Vec<_>>()))
+                .collect();
+            let lost = |_| vec![Err(anyhow!("a thread that looked at files panicked"))];
+            threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(lost)).collect()
+        })
     }
 
     fn apply(&self, directory: &DirEntry, changes: Changes) -> Result<DirEntry> {

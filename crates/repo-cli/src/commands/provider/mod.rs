@@ -1,22 +1,55 @@
 //! `repository validate-provider`: whether a storage keeps the promises that repositories rely on.
 
+mod load;
+
+use crate::commands::parse_duration;
 use crate::session::Session;
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use futures::TryStreamExt;
 use lifeboat_blobs::{BlobId, BlobStore, ErrorKind, PutMode, PutOptions};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longer than any block that a store would send by itself.
 const LARGE: usize = 20 << 20;
 
-pub fn run(session: &Session) -> Result<()> {
+/// How much goes on at once when that is checked.
+#[derive(Debug, Args)]
+pub struct ProviderArgs {
+    /// How many connections to the storage are used
+    #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub num_storage_connections: u16,
+    /// For how long blobs are written, read and listed at once; 0s for not at all
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_duration)]
+    pub concurrency_test_duration: Duration,
+    /// How many write blobs meanwhile
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    pub put_blob_workers: u16,
+    /// How many read blobs
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    pub get_blob_workers: u16,
+    /// How many ask for the sizes of blobs
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    pub get_metadata_workers: u16,
+}
+
+pub fn run(session: &Session, args: &ProviderArgs) -> Result<()> {
     let connection = session.connection()?;
-    let store = session.store(connection.storage()?, connection.throttling, false)?;
+    let open = || session.store(connection.storage()?, connection.throttling, false);
+    let stores = (0..args.num_storage_connections).map(|_| open()).collect::<Result<Vec<_>>>()?;
+    let store = stores.first().context("no connection to the storage")?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let prefix = format!("z-lifeboat-validate-{now:x}-");
-    let outcome = session.wait(check(&*store, &prefix));
+    let outcome = session.wait(async {
+        check(&**store, &prefix).await?;
+        if !args.concurrency_test_duration.is_zero() {
+            step("it stays so while much goes on at once");
+            load::run(&stores, &prefix, now as u64, args).await?;
+        }
+        anyhow::Ok(())
+    });
     // Also after a failure nothing is left behind.
-    let removed = session.wait(clean_up(&*store, &prefix));
+    let removed = session.wait(clean_up(&**store, &prefix));
     outcome.with_context(|| format!("{} is not fit for repositories", store.describe()))?;
     removed.context("the blobs of the check could not be removed")?;
     println!("All checks passed: {} is fit for repositories.", store.describe());
