@@ -11,6 +11,7 @@ use lifeboat_api::Duration;
 use lifeboat_datapath::mover::{self, Options};
 use lifeboat_datapath::wire::{Ending, TERMINATION_LOG, VolumeMode};
 use lifeboat_exposer::Kind;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::runtime::Runtime;
@@ -99,6 +100,9 @@ struct RunArgs {
     /// How long to wait for objects of Kubernetes.
     #[arg(long)]
     resource_timeout: Duration,
+    /// How long to try again while the store does not answer.
+    #[arg(long, env = "LIFEBOAT_STORE_TIMEOUT", default_value = "5m")]
+    store_timeout: Duration,
     /// The node that it runs on.
     #[arg(long, env = "NODE_NAME", default_value = "", hide = true)]
     node: String,
@@ -170,6 +174,7 @@ impl RunArgs {
             volume_path: self.volume_path,
             volume_mode,
             resource_timeout: self.resource_timeout.to_std(),
+            store_timeout: self.store_timeout.to_std(),
             cache_path,
         };
         (options, self.log)
@@ -196,6 +201,13 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
 /// Leaves the last words of a container.
 pub fn leave(path: &Path, message: &str) -> Result<()> {
     std::fs::write(path, message).with_context(|| format!("cannot leave the result in {}", path.display()))
+}
+
+/// Leaves the last words of a container whose command line or variables are not understood, so that they are told of its
+/// operation too. Elsewhere there is no file for them.
+pub fn leave_in_container(message: &str) {
+    let file = std::fs::OpenOptions::new().write(true).truncate(true).open(TERMINATION_LOG);
+    let _ = file.and_then(|mut file| file.write_all(message.as_bytes()));
 }
 
 /// A client of the API server. The account's token may be a moment late in a fresh pod.
@@ -266,6 +278,7 @@ mod tests {
             assert_eq!((options.kind, &*options.name), (kind, "dm-1"));
             assert_eq!(options.volume_path, Path::new("/u-1"));
             assert_eq!(options.resource_timeout.as_secs(), 600);
+            assert_eq!(options.store_timeout.as_secs(), 300);
             let mode = if kind.is_pod_volume() { VolumeMode::Filesystem } else { VolumeMode::Block };
             assert_eq!(options.volume_mode, mode);
         }
@@ -302,7 +315,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_unknown_is_refused() {
-        let wrong: [&[&str]; 3] = [
+        let wrong: [&[&str]; 4] = [
             &[
                 "lifeboat",
                 "data-mover",
@@ -328,6 +341,15 @@ mod tests {
                 "--volume-path=/v",
                 "--volume-mode=Block",
                 "--resource-timeout=soon",
+            ],
+            &[
+                "lifeboat",
+                "pod-volume",
+                "backup",
+                "--pod-volume-backup=b",
+                "--volume-path=/v",
+                "--resource-timeout=1m",
+                "--store-timeout=soon",
             ],
         ];
         for words in wrong {

@@ -22,7 +22,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     lifeboat_budget::be_frugal();
-    let cli = Cli::parse_from(args::words(std::env::args_os()));
+    let cli = Cli::try_parse_from(args::words(std::env::args_os())).unwrap_or_else(|refusal| {
+        if refusal.use_stderr() {
+            data_mover::leave_in_container(&refusal.to_string());
+        }
+        refusal.exit()
+    });
     // Several parts speak TLS; one of them must say by which library, and only the first to say so is heard.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match cli.command {

@@ -248,7 +248,12 @@ fn a_mover_ends_when_its_operation_is_gone() {
     apply(cluster, &backup_pod("orphan", "lifeboat-mover", "true"));
     wait(cluster, ("pod", "orphan"), "running", |pod| pod["status"]["phase"] == "Running");
     // Once the mover has seen it; before that it would wait for it to appear.
-    std::thread::sleep(Duration::from_secs(3));
+    let deadline = Instant::now() + PATIENCE;
+    let log = || cluster.kubectl().text(["-n", VELERO, "logs", "orphan", "-c", "mover"]).unwrap_or_default();
+    while !log().contains("operation found") {
+        assert!(Instant::now() < deadline, "the mover does not see its operation: {}", log());
+        std::thread::sleep(Duration::from_millis(250));
+    }
     cluster.kubectl().run(["-n", VELERO, "delete", "dataupload", "orphan"]).unwrap();
     let pod = wait(cluster, ("pod", "orphan"), "having ended", has_ended);
     let (code, message) = last_words(&pod);

@@ -31,8 +31,8 @@ use tracing::{info, warn};
 /// How often backups save what is there so far.
 pub const CHECKPOINT_INTERVAL: Duration = Duration::from_mins(10);
 
-/// How long a call to the store is tried again.
-const STORE_PATIENCE: Duration = Duration::from_mins(5);
+/// The longest wait between two tries of a call to the store, so that its return does not go unnoticed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Why data did not move.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +135,8 @@ pub struct Vault {
     pub cache_folder: PathBuf,
     /// How much may be in it, in bytes.
     pub cache_limit: u64,
+    /// How long a call to the store is tried again.
+    pub patience: Duration,
 }
 
 impl Vault {
@@ -150,7 +152,7 @@ impl Vault {
     }
 
     async fn open_restic(&self, budget: &Budget) -> Result<ResticRepository, lifeboat_repository::Error> {
-        let options = lifeboat_blobs::OpenOptions { retry: patient(), ..Default::default() };
+        let options = lifeboat_blobs::OpenOptions { retry: self.retry(), ..Default::default() };
         let store = lifeboat_restic::open_store(&self.store, options).await?;
         let (password, runtime) = (Secret::new(self.password.expose()), Handle::current());
         let budget = budget.clone();
@@ -167,7 +169,7 @@ impl Vault {
         budget: &Budget,
         access: Access,
     ) -> Result<repo::Repository, lifeboat_kopia::Error> {
-        let options = lifeboat_blobs::OpenOptions { retry: patient(), ..Default::default() };
+        let options = lifeboat_blobs::OpenOptions { retry: self.retry(), ..Default::default() };
         let store = self.store.open(&options).await?;
         let listings = CacheRule { prefix: "q".to_owned(), unit: CacheUnit::WholeBlob };
         let cache = CacheOptions {
@@ -185,12 +187,18 @@ impl Vault {
         options.cache_folder = Some(self.cache_folder.clone());
         repo::Repository::open(options).await
     }
-}
 
-/// A store that is away for some minutes, as stores are when they are upgraded, must not cost a run that takes hours.
-fn patient() -> RetryPolicy {
-    let usual = RetryPolicy::default();
-    RetryPolicy { attempts: usize::MAX, deadline: STORE_PATIENCE, ..usual }
+    /// A store that is away for some minutes, as stores are when they are upgraded, must not cost a run that takes hours. It is
+    /// time alone that ends the tries, however many calls are under way.
+    fn retry(&self) -> RetryPolicy {
+        RetryPolicy {
+            attempts: usize::MAX,
+            longest_delay: LONGEST_PAUSE,
+            deadline: self.patience,
+            budget: u32::MAX,
+            ..RetryPolicy::default()
+        }
+    }
 }
 
 /// A volume on its way into a repository.

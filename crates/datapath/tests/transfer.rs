@@ -78,6 +78,7 @@ impl Place {
             password: Password::new(velero::DEFAULT_PASSWORD),
             cache_folder: folder.path().join("cache"),
             cache_limit: 100 << 20,
+            patience: Duration::from_mins(5),
         };
         let place = Self { runtime, minio, folder, location, access, vault };
         place.create();

@@ -85,6 +85,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         cancel: object.cancel(),
         deleting: object.meta().deletion_timestamp.is_some(),
         hosting: hosted.state,
+        elsewhere: phase == Phase::Prepared && is_elsewhere(object, pod.as_deref()),
         leftovers: seen.as_ref().filter(|_| over).is_some_and(|seen| object.clean(seen) != Next::Done),
         moved,
         handed_over: seen
@@ -132,6 +133,11 @@ async fn lost_host<K: Exposed>(
     let open = matches!(state, Hosting::Preparing | Hosting::Running | Hosting::Absent);
     let Some(host) = host.filter(|_| open) else { return Ok(None) };
     Ok(agent.is_lost(host).await?.then(|| host.to_owned()))
+}
+
+/// Whether the hosting pod is on another node than its operation says. One of a pod's volume cannot be.
+fn is_elsewhere<K: Exposed>(object: &K, pod: Option<&Pod>) -> bool {
+    !K::KIND.is_pod_volume() && pod.and_then(host).is_some_and(|host| host != object.node())
 }
 
 /// The node of a pod, once it has one.

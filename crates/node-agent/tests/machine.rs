@@ -20,6 +20,7 @@ fn new(kind: Kind, suitable: Suitable) -> Observation {
         cancel: false,
         deleting: false,
         hosting: Hosting::Absent,
+        elsewhere: false,
         leftovers: false,
         moved: false,
         handed_over: false,
@@ -47,7 +48,10 @@ fn act(seen: Observation, action: Action) -> Observation {
                 after.hosting = Hosting::Preparing;
             }
         }
-        Action::MarkPrepared => after.phase = Phase::Prepared,
+        Action::MarkPrepared => {
+            after.phase = Phase::Prepared;
+            after.elsewhere = false;
+        }
         Action::Start => after.phase = Phase::InProgress,
         Action::MarkCanceling => after.phase = Phase::Canceling,
         Action::RecordResult => after.moved = true,
@@ -62,6 +66,7 @@ fn act(seen: Observation, action: Action) -> Observation {
         }
         Action::RemoveFinalizer => after.finalizer = false,
     }
+    after.elsewhere &= after.phase == Phase::Prepared;
     after
 }
 
@@ -77,6 +82,7 @@ fn happenings(seen: Observation) -> Vec<Observation> {
         Observation { prepare_overdue: true, ..seen },
         Observation { cancel_overdue: true, ..seen },
         Observation { attempts_exhausted: true, ..seen },
+        Observation { elsewhere: seen.phase == Phase::Prepared, ..seen },
         Observation { responsible: Responsible::Us, ..seen },
         Observation { responsible: Responsible::Other, ..seen },
         Observation { responsible: Responsible::Nobody, ..seen },
@@ -208,6 +214,16 @@ fn a_cancel_ends_everything_that_has_not_moved_all_data() {
                 state = act(state, decide(&state));
             }
             assert_eq!(state.phase, Phase::Canceled, "{state:#?}");
+        }
+    }
+}
+
+/// Slots are a node's own, so nobody takes one for a pod that is elsewhere.
+#[test]
+fn data_moves_only_where_the_operation_says() {
+    for kind in Kind::ALL {
+        for state in reachable(kind).filter(|state| decide(state) == Action::Start) {
+            assert!(!state.elsewhere, "{state:#?}");
         }
     }
 }

@@ -247,6 +247,38 @@ async fn whatever_happens_in_whatever_phase_ends_well_and_leaves_nothing_behind(
     assert!(bad.is_empty(), "{} of {count} cells end badly:\n{}", bad.len(), bad.join("\n"));
 }
 
+/// While it waits for a slot its pod is deleted, and another is made on the other node: whose slot it needs from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_pod_is_made_again_elsewhere_waits_for_a_slot_there_and_goes_on_there() {
+    for kind in [Kind::DataUpload, Kind::DataDownload] {
+        let mut stage =
+            Stage::set(Cell { kind, phase: Phase::Prepared, fault: Fault::PodDeleted }).await.unwrap();
+        let node = || stage.api.get(&stage.it).map(|it| text(&it["status"]["node"]).to_owned());
+        let host = || stage.world.hosting_pod(IT).map(|pod| text(&pod["spec"]["nodeName"]).to_owned());
+        let (first, second) = match node().as_deref() {
+            Some(HOME) => (HOME, OTHER),
+            _ => (OTHER, HOME),
+        };
+        assert_eq!((node().as_deref(), host().as_deref()), (Some(first), Some(first)));
+        // The scheduler of the model takes turns.
+        let deleted = stage.api.delete("user", &Place::new(PODS, VELERO, IT), &Value::Null);
+        assert!(deleted.is_ok(), "{deleted:?}");
+        stage.until("its pod is elsewhere", || host().as_deref() == Some(second)).await.unwrap();
+        stage.until("it says so", || node().as_deref() == Some(second)).await.unwrap();
+        stage.reach(IT, kind, Phase::Prepared).await.unwrap();
+        // A slot of the first node is of no use to it: another one gets it.
+        stage.world.turn(|weather| weather.busy.retain(|name| *name != format!("slot-{first}")));
+        let next = operation(&stage.api, Kind::PodVolumeBackup, "next", first);
+        let is_over = || stage.api.get(&next).is_some_and(|next| phase(&next) == Some(Phase::Completed));
+        stage.until("the next one is over", is_over).await.unwrap();
+        stage.reach(IT, kind, Phase::Prepared).await.unwrap();
+        stage.release();
+        stage.check().await.unwrap();
+        assert_eq!(node().as_deref(), Some(second));
+        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    }
+}
+
 #[test]
 fn the_cover_has_every_kind_in_every_phase_and_each_fault_of_one_wherever_it_can_strike() {
     let cover = cover();

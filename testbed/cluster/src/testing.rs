@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a condition is waited for unless the caller knows better.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The cluster that all tests of this run share.
 ///

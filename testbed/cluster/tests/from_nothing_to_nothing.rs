@@ -5,16 +5,14 @@
 mod common;
 
 use common::{Holdings, Machine, assert_same, fingerprint, snapshot_and_clone, workload};
-use lifeboat_testbed::testing::{TestNamespace, own};
+use lifeboat_testbed::testing::{PATIENCE, TestNamespace, own};
 use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, HOSTPATH_SNAPSHOT_CLASS};
 use std::sync::LazyLock;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The goal for an idle cluster with Velero.
 const MOST_IDLE_MEMORY: u64 = 2560 << 20;
-
-const VELERO_PATIENCE: Duration = Duration::from_secs(300);
 
 #[test]
 fn a_workload_survives_snapshot_clone_and_both_ways_of_velero_and_down_leaves_nothing() {
@@ -79,15 +77,13 @@ fn report(step: &str) {
 fn velero_round_trip(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, how: &str, before: &str) {
     let kubectl = cluster.kubectl();
     let backup = ["backup", "create", name, "--include-namespaces", space.name(), how, "--wait"];
-    cluster.run_velero(VELERO_PATIENCE, backup).unwrap();
+    cluster.run_velero(PATIENCE, backup).unwrap();
     assert_phase(cluster, "backup.velero.io", name);
     report(&format!("{name}: backed up"));
-    kubectl.run_within(VELERO_PATIENCE, ["delete", "namespace", space.name(), "--wait=true"]).unwrap();
+    kubectl.run_within(PATIENCE, ["delete", "namespace", space.name(), "--wait=true"]).unwrap();
     report(&format!("{name}: deleted"));
     let restore = format!("{name}-restored");
-    cluster
-        .run_velero(VELERO_PATIENCE, ["restore", "create", &restore, "--from-backup", name, "--wait"])
-        .unwrap();
+    cluster.run_velero(PATIENCE, ["restore", "create", &restore, "--from-backup", name, "--wait"]).unwrap();
     assert_phase(cluster, "restore.velero.io", &restore);
     report(&format!("{name}: restored"));
     space.wait_for_pod("writer").unwrap();

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Whoever waits so long for the next try of a call has somebody wonder.
+const LONG_DELAY: Duration = Duration::from_secs(5);
+
 /// When to try again and when to give up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
@@ -79,16 +82,19 @@ impl Tries<'_> {
         if self.budget.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
             return Err(error);
         }
-        tracing::debug!(%error, ?delay, "a storage call failed and will be repeated");
+        if delay < LONG_DELAY {
+            tracing::debug!(%error, ?delay, "a storage call failed and will be repeated");
+        } else {
+            tracing::warn!(%error, ?delay, "a storage call fails again and again and will be repeated");
+        }
         tokio::time::sleep(delay).await;
         self.fresh = false;
         Ok(error)
     }
 
     fn succeeded(&self) {
-        let _ = self
-            .budget
-            .fetch_update(Relaxed, Relaxed, |left| (left < self.policy.budget).then_some(left + 1));
+        let _ =
+            self.budget.fetch_update(Relaxed, Relaxed, |left| (left < self.policy.budget).then(|| left + 1));
     }
 }
 

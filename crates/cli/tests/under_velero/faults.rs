@@ -11,7 +11,7 @@ use crate::storage::{Misbehaviour, define_class, failing, with_volumes};
 use crate::store::{Location, brings_data};
 use lifeboat_testbed::faults::Fault;
 use lifeboat_testbed::testing::{Rule, TestNamespace};
-use lifeboat_testbed::{HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
+use lifeboat_testbed::{Cluster, HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::thread;
@@ -19,6 +19,24 @@ use std::time::{Duration, Instant};
 
 fn upload_of<'a>(uploads: &'a [Value], claim: &str) -> &'a Value {
     uploads.iter().find(|upload| upload["spec"]["sourcePVC"] == claim).unwrap()
+}
+
+/// Waits until the operations of a backup have said what they wait for, and lets the time pass that they may wait.
+fn let_time_pass(cluster: &Cluster, backup: &str, trouble: &[(&str, &str)]) -> Vec<Value> {
+    let explained = |upload: &Value| {
+        let words = trouble.iter().find(|(claim, _)| upload["spec"]["sourcePVC"] == *claim);
+        message(upload).starts_with("waits for") && words.is_some_and(|(_, it)| message(upload).contains(it))
+    };
+    let uploads = wait_for_uploads(cluster, backup, trouble.len(), "an explanation", explained);
+    let long_ago = jiff::Timestamp::now() - Duration::from_hours(1);
+    let status = json!({ "status": { "acceptedTimestamp": format!("{long_ago:.0}") } }).to_string();
+    for upload in &uploads {
+        assert_eq!(phase(upload), "Accepted", "{upload:#}");
+        let name = upload["metadata"]["name"].as_str().unwrap();
+        let patch = ["-n", "velero", "patch", "dataupload", name, "--type=merge", "-p", &status];
+        cluster.kubectl().run(patch).unwrap();
+    }
+    wait_for_uploads(cluster, backup, trouble.len(), "the end", has_ended)
 }
 
 /// One volume whose snapshot never gets ready, one whose copy is never made, one whose copy cannot be mounted.
@@ -42,8 +60,9 @@ fn storage_that_does_not_deliver_fails_the_upload_in_time_with_the_drivers_words
     begin_backup(cluster, &unready, "unready", &[]);
     begin_backup(cluster, &undelivered, "undelivered", &[]);
 
-    let uploads = wait_for_uploads(cluster, "undelivered", 2, "the end", has_ended);
-    for (claim, words) in [("unbound", "the array is busy"), ("unmounted", "the path is gone")] {
+    let trouble = [("unbound", "the array is busy"), ("unmounted", "the path is gone")];
+    let uploads = let_time_pass(cluster, "undelivered", &trouble);
+    for (claim, words) in trouble {
         let upload = upload_of(&uploads, claim);
         assert_eq!(phase(upload), "Failed", "{upload:#}");
         let said = message(upload);
@@ -52,7 +71,7 @@ fn storage_that_does_not_deliver_fails_the_upload_in_time_with_the_drivers_words
         let pod = format!("pod velero/{} is Pending", upload["metadata"]["name"].as_str().unwrap());
         assert_eq!(said.matches(&pod).count(), 1, "the diagnosis is told once: {said}");
     }
-    let uploads = wait_for_uploads(cluster, "unready", 1, "the end", has_ended);
+    let uploads = let_time_pass(cluster, "unready", &[(TEST_CLASS_ANYWHERE, "ready")]);
     assert_eq!(phase(&uploads[0]), "Failed", "{uploads:#?}");
     assert!(message(&uploads[0]).contains("is not ready"), "{}", message(&uploads[0]));
     // Whoever reads the log of the node-agent learns the same.

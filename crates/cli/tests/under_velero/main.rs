@@ -11,9 +11,11 @@ mod cells;
 
 mod by_hand;
 mod faults;
+mod hosting;
 mod matrix;
 mod nodes;
 mod pod_volumes;
+mod record;
 mod restarts;
 mod restricted;
 mod round_trips;

@@ -12,8 +12,8 @@ use crate::by_hand::{
 use crate::cells::{CANCEL_LIMIT, Cell, Fault, cells, cover};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    Agent, Configured, FoldersAllowed, OTHER_NODE, PATIENCE, agent_log, alone, assert_nothing_left,
-    cancel_all, has_ended, wait_for_agent,
+    Agent, Configured, FoldersAllowed, OTHER_NODE, PATIENCE, Told, agent_log, alone, assert_nothing_left,
+    cancel_all, has_ended, patch_all, wait_for_agent,
 };
 use crate::storage::{FILL, content};
 use crate::store::{Gate, Location, connected_kopia, content_of_snapshot};
@@ -66,6 +66,8 @@ impl Standing {
 struct Round {
     cluster: &'static Cluster,
     title: &'static str,
+    /// Whether cancels have to end in time, whatever else the machine does.
+    timed: bool,
     space: TestNamespace<'static>,
     gate: Gate,
     operations: Vec<Standing>,
@@ -110,11 +112,14 @@ fn takes_slot(cell: &Cell) -> bool {
 }
 
 /// Plays cells at the same time: first faults that leave all others where they are, and while some are being cancelled the last.
+/// A round of nothing but cancels is held to the time that they may take.
 fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fault], last: &[Fault]) {
     let stage = alone(Agent::Ours);
     let cluster = stage.cluster;
     let _allowed = FoldersAllowed::new(&stage);
     let _opened = Opened::new(cluster);
+    // Longer than it takes to set the operations, and shorter than their ends are waited for.
+    let _hurried = last.contains(&Fault::StoreAway).then(|| Told::store_timeout(&stage, "8m0s"));
     let gate = Gate::default();
     let _location = Location::new(cluster, title, gate.plan());
     let name = |cell: &Cell| format!("{title}-{}-{}", cell.kind.name(), cell.phase).to_lowercase();
@@ -127,6 +132,7 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     let mut round = Round {
         cluster,
         title,
+        timed: *last == [Fault::Cancel],
         space: TestNamespace::new(cluster, title).unwrap(),
         gate,
         operations,
@@ -293,7 +299,8 @@ impl Round {
         }
     }
 
-    /// Operations are being cancelled, but their movers do not hear of it; for a moment the agents wait for them.
+    /// Operations are being cancelled, but their movers do not hear of it. The agents wait for them, for ten seconds usually; here
+    /// it is written that they began to wait later than now, so that there is time to strike.
     fn begin_cancelling(&mut self) {
         let cluster = self.cluster;
         let is_chosen = |it: &&mut Standing| it.cell.phase == Phase::Canceling;
@@ -304,7 +311,12 @@ impl Round {
         }
         let chosen: Vec<&Standing> =
             self.operations.iter().filter(|it| it.cell.phase == Phase::Canceling).collect();
-        cancel_all(cluster, &chosen.iter().map(|it| it.place()).collect::<Vec<_>>());
+        let later = Timestamp::now() + PATIENCE;
+        let canceling = json!({
+            "metadata": { "annotations": { "lifeboat.io/canceling-since": later.to_string() } },
+            "spec": { "cancel": true }, "status": { "phase": "Canceling" },
+        });
+        patch_all(cluster, &chosen.iter().map(|it| it.place()).collect::<Vec<_>>(), &canceling);
         self.wait("being cancelled", &chosen, |it| phase(it) == "Canceling");
     }
 
@@ -447,7 +459,7 @@ impl Round {
                 bad.push(format!("{}: is not over in {}: {object:#}", it.cell, it.cell.end()));
             } else if it.cell.end() == Phase::Failed && !message(object).contains(it.cell.reason()) {
                 bad.push(format!("{}: does not speak of {:?}: {object:#}", it.cell, it.cell.reason()));
-            } else if let Some(since) = it.cancelled {
+            } else if let Some(since) = it.cancelled.filter(|_| self.timed) {
                 let end: Timestamp =
                     object["status"]["completionTimestamp"].as_str().unwrap().parse().unwrap();
                 if end.duration_since(since).as_secs_f64() > CANCEL_LIMIT.as_secs_f64() {

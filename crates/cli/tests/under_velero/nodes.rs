@@ -2,6 +2,7 @@
 
 use crate::by_hand::{download, phase, run, upload, waiting};
 use crate::common::{claim, pod};
+use crate::record::Record;
 use crate::stage::{
     Agent, Configured, OTHER_NODE, PATIENCE, alone, assert_nothing_left, cancel, has_ended, together,
     wait_for_agent,
@@ -14,12 +15,8 @@ use lifeboat_node_agent::Options;
 use lifeboat_testbed::testing::wait_for_object;
 use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::path::Path;
-use std::process::{Child, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 /// Agents that do not know of each other, so that each takes everything for its own.
@@ -70,63 +67,23 @@ fn race(name: &str, mover: &str) -> Value {
     })
 }
 
-/// Writes down every version of the races' operations.
-struct Record(Child);
-
-impl Record {
-    fn start(cluster: &Cluster, file: &Path) -> Self {
-        let watch = ["-n", "velero", "get", "datauploads", "-l", LABEL, "--watch", "-o", "json"];
-        let mut command = cluster.kubectl().command(watch).unwrap();
-        Self(command.stdin(Stdio::null()).stdout(File::create(file).unwrap()).spawn().unwrap())
-    }
-}
-
-impl Drop for Record {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// All versions that were written down, by name.
-fn versions(file: &Path) -> BTreeMap<String, Vec<Value>> {
-    let text = std::fs::read_to_string(file).unwrap();
-    let mut versions: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    // The last one may not be complete.
-    for version in serde_json::Deserializer::from_str(&text).into_iter::<Value>().map_while(Result::ok) {
-        let name = version["metadata"]["name"].as_str().unwrap().to_owned();
-        versions.entry(name).or_default().push(version);
-    }
-    versions
-}
-
-fn wait_for_versions(file: &Path, what: &str, holds: impl Fn(&BTreeMap<String, Vec<Value>>) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds(&versions(file)) {
-        assert!(Instant::now() < deadline, "{what} was not seen: {:#?}", versions(file));
-        thread::sleep(Duration::from_millis(200));
-    }
-}
-
 #[test]
 fn of_many_agents_that_want_an_operation_exactly_one_gets_it() {
     let stage = together();
     let cluster = stage.cluster;
     let kubectl = cluster.kubectl();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("versions");
-    let _record = Record::start(cluster, &file);
+    let record = Record::start(cluster, "datauploads", LABEL);
     // Of a mover that nobody is: it shows that the record has begun.
     kubectl.apply(&race("race-0", "nobody").to_string()).unwrap();
-    wait_for_versions(&file, "the first operation", |seen| seen.contains_key("race-0"));
+    record.wait("the first operation", |seen| seen.contains_key("race-0"));
     let _racers = racers(cluster);
     let races: Vec<_> = (1..=RACES).map(|number| race(&format!("race-{number}"), "racer")).collect();
     kubectl.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": races }).to_string()).unwrap();
     let ended = |versions: &Vec<Value>| versions.iter().any(has_ended);
-    wait_for_versions(&file, "the end of all", |seen| seen.values().filter(|it| ended(it)).count() == RACES);
+    record.wait("the end of all", |seen| seen.values().filter(|it| ended(it)).count() == RACES);
 
     let mut winners = BTreeSet::new();
-    for (name, versions) in versions(&file).into_iter().filter(|(name, _)| name != "race-0") {
+    for (name, versions) in record.versions().into_iter().filter(|(name, _)| name != "race-0") {
         let mut phases: Vec<&str> = versions.iter().map(phase).collect();
         phases.dedup();
         assert_eq!(phases, ["", "Accepted", "Failed"], "{name}");

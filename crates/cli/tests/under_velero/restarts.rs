@@ -11,6 +11,8 @@ use crate::strikes::{end_agent_gracefully, kill_agent, peak_memory};
 use lifeboat_testbed::testing::{TestNamespace, wait_for_object};
 use lifeboat_testbed::{Cluster, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What a mover may use here.
 const MEMORY_LIMIT: u64 = 128 << 20;
@@ -56,14 +58,25 @@ fn standing(cluster: &Cluster, operations: &[(&str, &str)]) -> Vec<(String, Valu
     operations.iter().map(of).collect()
 }
 
-/// Deletes the movers' pods of operations; others take their places.
+/// Has a pod evicted, as whoever drains a node does.
+fn evict(cluster: &Cluster, pod: &str) {
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": pod, "namespace": "velero" },
+    });
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), eviction.to_string()).unwrap();
+    let path = format!("/api/v1/namespaces/velero/pods/{pod}/eviction");
+    cluster.kubectl().run(["create", "--raw", &path, "-f", file.path().to_str().unwrap()]).unwrap();
+}
+
+/// Takes the movers' pods of operations away, by deleting the first and evicting the others; others take their places.
 fn lose_movers(cluster: &Cluster, operations: &[(&str, &str)]) {
     let uid =
         |pod: &str| cluster.kubectl().get(["-n", "velero", "pod", pod]).unwrap()["metadata"]["uid"].clone();
     let before: Vec<Value> = operations.iter().map(|(_, name)| uid(name)).collect();
-    for (_, name) in operations {
-        cluster.kubectl().run(["-n", "velero", "delete", "pod", name, "--wait=false"]).unwrap();
-    }
+    let (deleted, evicted) = operations.split_first().unwrap();
+    cluster.kubectl().run(["-n", "velero", "delete", "pod", deleted.1, "--wait=false"]).unwrap();
+    evicted.iter().for_each(|(_, name)| evict(cluster, name));
     for ((kind, name), before) in operations.iter().zip(before) {
         let noted =
             |operation: &Value| operation["metadata"]["annotations"]["lifeboat.io/movers-lost"] == "1";
@@ -72,6 +85,22 @@ fn lose_movers(cluster: &Cluster, operations: &[(&str, &str)]) {
         assert!(noted(&seen), "{seen:#}");
         let replaced = |pod: &Value| pod["metadata"]["uid"] != before && pod["status"]["phase"] == "Running";
         wait(cluster, ("pod", name), "being replaced", replaced);
+    }
+}
+
+/// Ends Velero's server, and waits until nothing of it runs any more.
+fn end_server(cluster: &Cluster) {
+    let kubectl = cluster.kubectl();
+    kubectl.run(["-n", "velero", "scale", "deployment/velero", "--replicas=0"]).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let runs = || {
+        let pods = kubectl.get(["-n", "velero", "pods"]).unwrap();
+        let is_server = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().starts_with("velero-");
+        pods["items"].as_array().unwrap().iter().any(is_server)
+    };
+    while runs() {
+        assert!(Instant::now() < deadline, "Velero's server does not end");
+        thread::sleep(Duration::from_millis(250));
     }
 }
 
@@ -154,7 +183,7 @@ fn operations_go_on_where_they_stood_when_agents_movers_and_servers_end() {
     }
 
     // Without Velero's server there is nobody to make a repository; that is not waited for longer than the operation says.
-    kubectl.run(["-n", "velero", "scale", "deployment/velero", "--replicas=0"]).unwrap();
+    end_server(cluster);
     let mut short = upload(&foreign, "restarts-4", TEST_CLASS_ANYWHERE);
     short["spec"]["operationTimeout"] = json!("5s");
     apply_and_wait(cluster, &short, "Failed");

@@ -2,15 +2,14 @@
 
 use crate::by_hand::{message, phase};
 use crate::common::{assert_same, claim, list, pod};
+use crate::record::Record;
 use crate::stage::{
-    Agent, MOVER, MOVER_USER, PATIENCE, alone, assert_completed, assert_nothing_left, begin_backup,
-    delete_and_restore, end_of_backup, has_ended, operations, wait_for_uploads,
+    Agent, MOVER, MOVER_USER, alone, assert_completed, assert_nothing_left, begin_backup, delete_and_restore,
+    end_of_backup, has_ended, operations, wait_for_uploads,
 };
 use lifeboat_testbed::testing::TestNamespace;
 use lifeboat_testbed::{BUSYBOX, Cluster, HOSTPATH_CLASS, TEST_CLASS_ANYWHERE};
 use serde_json::{Value, json};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// A pod that writes files, and a device if it has one, as the user of the movers; the volume is given to that user first.
 fn writer(line: &str, raw: Option<&str>) -> Value {
@@ -39,23 +38,12 @@ find . -type l | sort | while read l; do echo "$l -> $(readlink $l)"; done; sha2
     space.shell("writer", "c", line).unwrap()
 }
 
-/// The hosting pods of some backups, while they are there: they were admitted, and this is what they may do.
-fn hosting_pods(cluster: &Cluster, backups: &[&str], count: usize) -> Vec<Value> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut seen: Vec<Value> = Vec::new();
-    while seen.len() < count {
-        assert!(Instant::now() < deadline, "only these pods were made: {seen:#?}");
-        let list = cluster.kubectl().get(["-n", "velero", "pods", "-l", "lifeboat.io/hosts"]).unwrap();
-        for pod in list["items"].as_array().unwrap() {
-            let name = pod["metadata"]["name"].as_str().unwrap();
-            let wanted = backups.iter().any(|backup| name.starts_with(&format!("{backup}-")));
-            if wanted && !seen.iter().any(|known| known["metadata"]["uid"] == pod["metadata"]["uid"]) {
-                seen.push(pod.clone());
-            }
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-    seen
+/// The hosting pods of some backups: they were admitted, and this is what they may do.
+fn hosting_pods(record: &Record, backups: &[&str], count: usize) -> Vec<Value> {
+    let wanted = |pod: &str| backups.iter().any(|backup| pod.starts_with(&format!("{backup}-")));
+    record.wait("a pod of each", |seen| seen.keys().filter(|pod| wanted(pod)).count() == count);
+    let pods = record.versions().into_iter().filter(|(pod, _)| wanted(pod));
+    pods.filter_map(|(_, versions)| versions.into_iter().next()).collect()
 }
 
 /// Files and a device that the movers' user can read come back; a file that it cannot read fails the backup, which says so.
@@ -82,9 +70,11 @@ head -c 16777216 /dev/urandom > /dev/raw; sync; touch /data/.done; fi; sleep 864
     let claims = [claim("data", TEST_CLASS_ANYWHERE, "Filesystem", "16Mi", None)];
     let unreadable = with_writer(cluster, "unreadable", &claims, root);
 
+    let record = Record::start(cluster, "pods", "");
+    record.wait("a pod of somebody", |seen| !seen.is_empty());
     begin_backup(cluster, &space, "limited", &["--data-mover", MOVER]);
     begin_backup(cluster, &unreadable, "unreadable", &["--data-mover", MOVER]);
-    for pod in hosting_pods(cluster, &["limited", "unreadable"], 3) {
+    for pod in hosting_pods(&record, &["limited", "unreadable"], 3) {
         assert_eq!(pod["spec"]["securityContext"]["runAsUser"], MOVER_USER, "{pod:#}");
         assert_eq!(
             pod["spec"]["containers"][0]["securityContext"]["capabilities"],

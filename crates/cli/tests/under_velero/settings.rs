@@ -1,14 +1,15 @@
 //! Settings of the node-agent, made while it runs.
 
+use crate::by_hand::waiting;
+use crate::common::claim;
+use crate::record::Record;
 use crate::stage::{
-    Configured, PATIENCE, VOLUMES, assert_comes_back, assert_completed, assert_nothing_left, back_up,
-    begin_backup, cancel, end_of_backup, filled, together, wait_for_uploads,
+    Configured, VOLUMES, assert_comes_back, assert_completed, assert_nothing_left, back_up, begin_backup,
+    cancel, end_of_backup, filled, together, wait_for_uploads,
 };
 use crate::storage::{Misbehaviour, copy_class, define_class, failing, with_volumes};
 use lifeboat_testbed::HOSTPATH_CLASS;
 use serde_json::{Value, json};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// The class of the copy does not exist, so its claim is never bound. The setting is made while the agent runs.
 #[test]
@@ -71,19 +72,18 @@ fn the_copy_to_read_from_is_of_the_class_and_mode_that_are_set() {
     } } });
     let _configured = Configured::new(cluster, &settings);
     let (space, before) = filled(cluster, "copied", "copied");
+    // A claim that nobody gives a volume: it shows that the record has begun.
+    let mut first = waiting(claim("first", HOSTPATH_CLASS, "Filesystem", "16Mi", None));
+    first["metadata"]["namespace"] = json!("velero");
+    let record = Record::start(cluster, "pvc", "");
+    cluster.kubectl().apply(&first.to_string()).unwrap();
+    record.wait("the first claim", |seen| seen.contains_key("first"));
+    cluster.kubectl().run(["-n", "velero", "delete", "pvc", "first", "--wait=false"]).unwrap();
     begin_backup(cluster, &space, "copied", &[]);
-    let deadline = Instant::now() + PATIENCE;
-    let claims = loop {
-        let list = cluster.kubectl().get(["-n", "velero", "pvc", "-l", "lifeboat.io/hosts"]).unwrap();
-        let ours = |claim: &&Value| claim["metadata"]["name"].as_str().unwrap().starts_with("copied-");
-        let claims: Vec<Value> = list["items"].as_array().unwrap().iter().filter(ours).cloned().collect();
-        if !claims.is_empty() {
-            break claims;
-        }
-        assert!(Instant::now() < deadline, "no claim was made");
-        thread::sleep(Duration::from_millis(200));
-    };
-    for claim in &claims {
+    let ours = |claim: &str| claim.starts_with("copied-");
+    record.wait("a claim of each", |seen| seen.keys().filter(|name| ours(name)).count() == VOLUMES);
+    for (_, versions) in record.versions().into_iter().filter(|(name, _)| ours(name)) {
+        let claim = &versions[0];
         assert_eq!(claim["spec"]["storageClassName"], "for-reading", "{claim:#}");
         assert_eq!(claim["spec"]["accessModes"], json!(["ReadOnlyMany"]), "{claim:#}");
         assert_eq!(claim["metadata"]["annotations"]["example.org/copy"], "yes", "{claim:#}");

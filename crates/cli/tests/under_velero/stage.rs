@@ -1,7 +1,7 @@
 //! The cluster that all tests share, with one of the node-agents at work.
 
 use crate::common::{assert_same, fingerprint, workload};
-use lifeboat_testbed::testing::{TestNamespace, shared, wait_for_object};
+use lifeboat_testbed::testing::{TestNamespace, condition, shared, wait_for_object};
 use lifeboat_testbed::{Cluster, Image};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -19,8 +19,10 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 pub const OTHER_NODE: &str = "node2";
 /// Our node-agent beside Velero's.
 const BESIDE: &str = "lifeboat-node-agent";
-/// How long making a volume reachable may take here: long enough for a slow machine, and short enough to be waited for.
-pub const PREPARE_TIMEOUT: &str = "2m0s";
+/// How long making a volume reachable may take, which no test waits for.
+pub const PREPARE_TIMEOUT: &str = "30m0s";
+/// How long movers try again while their store does not answer: longer than any test keeps it from them.
+const STORE_TIMEOUT: &str = "2h0m0s";
 
 /// The data mover that ours is beside Velero's own, and whom its hosting pods run as.
 pub const MOVER: &str = "lifeboat";
@@ -67,9 +69,8 @@ fn cluster() -> &'static Cluster {
         for node in cluster.spec().node_ids() {
             cluster.node(node.number()).unwrap().load_image(&archive).unwrap();
         }
-        let timeout = format!("--data-mover-prepare-timeout={PREPARE_TIMEOUT}");
         let more = json!([
-            { "op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": timeout },
+            { "op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": { "name": "LIFEBOAT_STORE_TIMEOUT", "value": STORE_TIMEOUT } },
             { "op": "add", "path": "/spec/updateStrategy/rollingUpdate/maxUnavailable", "value": "100%" },
         ]);
         // Velero asks its operations how they are every ten seconds; tests do not want to wait for that.
@@ -188,9 +189,61 @@ pub fn install(cluster: &Cluster, words: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Waits until the node-agent runs as its DaemonSet says now.
+/// Waits until the node-agent runs on all nodes as its DaemonSet says now.
 pub fn wait_for_agent(cluster: &Cluster) {
     wait_for_rollout(cluster, "daemonset/node-agent");
+    // What the DaemonSet says of its pods may be older than the end of some.
+    let deadline = Instant::now() + PATIENCE;
+    let at_work = || {
+        let pods = cluster.kubectl().get(["-n", "velero", "pods", "-l", "name=node-agent"]).unwrap();
+        let is_at_work =
+            |pod: &&Value| condition(pod, "Ready") && pod["metadata"]["deletionTimestamp"].is_null();
+        pods["items"].as_array().unwrap().iter().filter(is_at_work).count()
+    };
+    while at_work() != cluster.spec().node_ids().count() {
+        assert!(Instant::now() < deadline, "the node-agent is at work on {} nodes only", at_work());
+        thread::sleep(Duration::from_millis(250));
+    }
+}
+
+/// The node-agents are told something else as long as this lives.
+pub struct Told(&'static Cluster, Value);
+
+impl Told {
+    /// How long movers try again while their store does not answer.
+    pub fn store_timeout(stage: &Alone, limit: &str) -> Self {
+        let cluster = stage.cluster;
+        let agent = cluster.kubectl().get(["-n", "velero", "daemonset", "node-agent"]).unwrap();
+        let before = agent["spec"]["template"]["spec"]["containers"][0]["env"].clone();
+        let mut after = before.clone();
+        for variable in after.as_array_mut().unwrap() {
+            if variable["name"] == "LIFEBOAT_STORE_TIMEOUT" {
+                variable["value"] = json!(limit);
+            }
+        }
+        assert_ne!(before, after);
+        set_variables(cluster, &after).unwrap();
+        wait_for_agent(cluster);
+        Self(cluster, before)
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let changed = set_variables(self.0, &self.1);
+        if !thread::panicking() {
+            changed.unwrap();
+            wait_for_agent(self.0);
+        }
+    }
+}
+
+fn set_variables(cluster: &Cluster, variables: &Value) -> lifeboat_testbed::Result<Vec<u8>> {
+    let change =
+        json!([{ "op": "replace", "path": "/spec/template/spec/containers/0/env", "value": variables }]);
+    let patch =
+        ["-n", "velero", "patch", "daemonset", "node-agent", "--type=json", "-p", &change.to_string()];
+    cluster.kubectl().run(patch)
 }
 
 /// Waits until a workload in Velero's namespace runs as it says now.
@@ -431,7 +484,13 @@ pub fn cancel(cluster: &Cluster, kind: &str, name: &str) {
 
 /// Stops operations, each named as `kind/name`, all in the same moment.
 pub fn cancel_all(cluster: &Cluster, operations: &[String]) {
-    let words = ["-n", "velero", "patch", "--type=merge", "-p", r#"{"spec":{"cancel":true}}"#];
+    patch_all(cluster, operations, &json!({ "spec": { "cancel": true } }));
+}
+
+/// Changes operations, each named as `kind/name`, in the same way.
+pub fn patch_all(cluster: &Cluster, operations: &[String], change: &Value) {
+    let change = change.to_string();
+    let words = ["-n", "velero", "patch", "--type=merge", "-p", &change];
     let operations = operations.iter().map(String::as_str);
     cluster.kubectl().run(words.into_iter().chain(operations)).unwrap();
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Ends the agents as a rollout does, and waits until others are in their places.
 pub fn end_agent_gracefully(cluster: &Cluster) {
     let agents = ["-n", "velero", "delete", "pod", "-l", "name=node-agent", "--wait=true"];
-    cluster.kubectl().run(agents).unwrap();
+    cluster.kubectl().run_within(PATIENCE, agents).unwrap();
     wait_for_agent(cluster);
 }
 
@@ -44,7 +44,8 @@ pub fn kill_agent(cluster: &Cluster) {
         assert!(killed.success());
     }
     let deadline = Instant::now() + PATIENCE;
-    while restarts() != (before + agents.len() as u64, true) {
+    let all_again = |(count, ready): (u64, bool)| count >= before + agents.len() as u64 && ready;
+    while !all_again(restarts()) {
         assert!(Instant::now() < deadline, "the agents do not start again: {:?}", restarts());
         thread::sleep(Duration::from_millis(250));
     }

@@ -122,6 +122,8 @@ pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) namespace: String,
     pub(super) patience: Time,
+    /// How long the store is waited for.
+    pub(super) store_patience: Time,
     /// Who writes what is written.
     pub(super) manager: &'static str,
 }
@@ -165,6 +167,7 @@ impl Cluster {
                 password: Password::new(password.trim()),
                 cache_folder: cache_folder.map_or_else(|| folder.path().join("cache"), Path::to_owned),
                 cache_limit: limit_mb.saturating_mul(1 << 20),
+                patience: self.store_patience,
             },
             _credentials: folder,
         })

@@ -59,6 +59,8 @@ pub struct Options {
     pub volume_mode: VolumeMode,
     /// How long to wait for objects of Kubernetes.
     pub resource_timeout: Duration,
+    /// How long to try again while the store does not answer.
+    pub store_timeout: Duration,
     /// A volume for what need not be read twice.
     pub cache_path: Option<PathBuf>,
 }
@@ -128,6 +130,7 @@ pub async fn run(
                 client,
                 namespace: options.namespace.clone(),
                 patience: options.resource_timeout,
+                store_patience: options.store_timeout,
                 manager,
             };
             let run = Run { options, assignment: &assignment, cluster: &cluster, recorder: &recorder };
@@ -228,7 +231,10 @@ fn follow_kind<K: Assigns>(client: Client, options: &Options) -> watch::Receiver
             let seen = match change {
                 Ok(Some(object)) => {
                     let assignment = object.assignment(path.clone(), mode);
-                    let own = uid.get_or_insert_with(|| assignment.operation.uid.clone());
+                    let own = uid.get_or_insert_with(|| {
+                        info!(phase = %assignment.phase, "operation found");
+                        assignment.operation.uid.clone()
+                    });
                     // Another object of the same name is not the one that this pod was made for.
                     if *own == assignment.operation.uid {
                         Seen::Here(Box::new(assignment))

@@ -46,6 +46,8 @@ pub enum Condition {
     PodPreparing,
     /// The hosting pod runs.
     PodRunning,
+    /// The hosting pod is on another node than before.
+    PodElsewhere,
     /// The mover has moved everything.
     PodSucceeded,
     /// The mover has stopped as it was told.
@@ -84,6 +86,7 @@ impl Condition {
             Self::PodAbsent => pod(Hosting::Absent),
             Self::PodPreparing => pod(Hosting::Preparing),
             Self::PodRunning => pod(Hosting::Running),
+            Self::PodElsewhere => seen.elsewhere,
             Self::PodSucceeded => pod(Hosting::Succeeded),
             Self::PodCanceled => pod(Hosting::Canceled),
             Self::PodFailed => pod(Hosting::Failed),
@@ -118,6 +121,7 @@ impl Condition {
             Self::PodAbsent => "no hosting pod",
             Self::PodPreparing => "hosting pod in the making",
             Self::PodRunning => "hosting pod runs",
+            Self::PodElsewhere => "on another node than before",
             Self::PodSucceeded => "mover succeeded",
             Self::PodCanceled => "mover stopped as told",
             Self::PodFailed => "mover failed",

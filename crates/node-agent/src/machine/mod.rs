@@ -33,6 +33,8 @@ pub struct Observation {
     pub deleting: bool,
     /// What its hosting pod does.
     pub hosting: Hosting,
+    /// Whether that pod is on another node than the operation says.
+    pub elsewhere: bool,
     /// Whether any hosting object exists.
     pub leftovers: bool,
     /// Whether it is recorded that all data was moved.

@@ -75,6 +75,12 @@ pub static TABLE: &[Row] = &[
         "a mover must not end before it was told to begin",
     ),
     row(&[Accepted], &[PodRunning], Action::MarkPrepared, "the volume is reachable"),
+    row(
+        &[Prepared],
+        &[PodRunning, PodElsewhere],
+        Action::MarkPrepared,
+        "its pod was made again, and the agent of its new node goes on",
+    ),
     row(&[Prepared], &[PodRunning, SlotsFull], Action::Wait, "the node moves as many volumes as it may"),
     row(&[Prepared], &[PodRunning], Action::Start, "its turn has come"),
     row(BEFORE_START, &[PrepareOverdue], Action::Finish(Failed), "the diagnosis goes into the message"),
