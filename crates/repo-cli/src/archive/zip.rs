@@ -257,8 +257,8 @@ fn plain_time(time: jiff::Timestamp) -> (u16, u16) {
     let part = |number: i8| u16::try_from(number).unwrap_or(0);
     match u16::try_from(i32::from(time.year()) - 1980) {
         Ok(year) if year < 128 => (
-            part(time.hour()) << 11 | part(time.minute()) << 5 | part(time.second()) / 2,
-            year << 9 | part(time.month()) << 5 | part(time.day()),
+            (part(time.hour()) << 11) | (part(time.minute()) << 5) | (part(time.second()) / 2),
+            (year << 9) | (part(time.month()) << 5) | part(time.day()),
         ),
         _ => FIRST_DAY,
     }
