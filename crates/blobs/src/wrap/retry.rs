@@ -312,6 +312,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_budget_without_a_bound_lets_time_alone_end_the_tries() {
+        let fault = Fault::new(MemoryStore::new());
+        let control = fault.control();
+        let unbound = RetryPolicy { attempts: usize::MAX, budget: u32::MAX, ..patient() };
+        let store = Retry::new(fault, unbound);
+        control.plan(Rule::on(Operation::Put).action(Action::FailBefore(ErrorKind::Transient)).times(30));
+        for name in ["a", "b"] {
+            store.put(&id(name), Payload::default(), &PutOptions::default()).await.unwrap();
+        }
+        assert_eq!(control.calls(), 32);
+        control
+            .plan(Rule::on(Operation::Head).action(Action::FailBefore(ErrorKind::Transient)).times(u64::MAX));
+        assert!(store.head(&id("a")).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_listing_that_breaks_goes_on_without_loss_or_repetition() {
         let memory = MemoryStore::new();
         for n in 0..2500 {
