@@ -69,11 +69,11 @@ impl Stage {
     async fn hold(&self) -> Result<(), String> {
         let it = || IT.to_owned();
         match self.cell.phase {
-            // Somebody else is being prepared.
+            // Somebody else is being prepared. It is of the same kind: who hears of the operation has heard of that before.
             Phase::New => {
                 self.world.turn(|weather| weather.stalled.extend(["queue".to_owned()]));
-                operation(&self.api, Kind::DataUpload, "queue", HOME);
-                self.reach("queue", Kind::DataUpload, Phase::Accepted).await
+                operation(&self.api, self.cell.kind, "queue", HOME);
+                self.reach("queue", self.cell.kind, Phase::Accepted).await
             }
             Phase::Accepted => {
                 self.world.turn(|weather| weather.stalled.extend([it()]));
