@@ -192,8 +192,12 @@ impl Session {
         use tokio::signal::unix::{SignalKind, signal};
         let cancel = Cancel::default();
         let switch = cancel.clone();
+        // From here on they are heard, not only when a thread gets round to the task.
+        let signals = {
+            let _inside = self.runtime.enter();
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        };
         self.runtime.spawn(async move {
-            let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
             let (Ok(mut interrupt), Ok(mut terminate)) = signals else { return };
             for is_second in [false, true] {
                 tokio::select! {
