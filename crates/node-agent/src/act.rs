@@ -201,6 +201,9 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
     if current.resource_version() != object.resource_version() {
         return Ok(Turn::Again(current));
     }
+    // While data moves another pod is made only once the loss of the one before is noted. Until then that one ends: it may need
+    // its time to save how far it has come.
+    let ends = object.phase() == Phase::InProgress && object.note(notes::REPLACING_SINCE).is_none();
     let mut hosting = object.look(agent, false).await?;
     let details = object.details(agent, &hosting).await?;
     for _ in 0..STEPS {
@@ -209,6 +212,14 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
             Err(instead) => instead.clone(),
         };
         match next {
+            Next::Do(_) if ends => {
+                let waiting = Waiting {
+                    for_what: format!("the end of the pod {}, whose place another takes", object.name_any()),
+                    advice: "if it does not end, look at its finalizers and at the kubelet of its node",
+                };
+                explain(agent, &object, &waiting).await?;
+                return Ok(Turn::Later(SOON));
+            }
             Next::Do(step) => {
                 match perform(&agent.client, &step.made_by(&maker(&agent.options.node))).await {
                     Ok(Outcome::Done(after)) => object.take_in(&mut hosting, after),

@@ -210,6 +210,10 @@ impl Stage {
         if self.cell.end() == Phase::Failed && !message.contains(self.cell.reason()) {
             return Err(format!("does not speak of {:?}: {message}", self.cell.reason()));
         }
+        let lost = it["metadata"]["annotations"]["lifeboat.io/movers-lost"].as_str();
+        if self.cell.fault == Fault::PodDeleted && self.cell.phase == Phase::InProgress && lost != Some("1") {
+            return Err(format!("its mover was lost once, not {lost:?} times"));
+        }
         if self.cell.end() == Phase::Completed && !self.world.is_exact(self.cell.kind, &it) {
             return Err(format!("has not what its mover moved: {it}"));
         }
