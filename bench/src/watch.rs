@@ -47,6 +47,7 @@ pub fn measure(cluster: &Cluster, operation: &Value) -> Result<(Cost, Value)> {
     let answered = Instant::now();
     let (timeline, mover) = follow(cluster, &seen).with_context(|| format!("{kind} {name}"))?;
     ensure!(timeline.made <= answered + LATENESS, "{kind} {name} was seen too late to be measured");
+    ensure!(mover.groups.is_some(), "the mover of {kind} {name} was not seen, so that it cannot be measured");
     let since = |start: Instant| timeline.ended.duration_since(start).as_secs_f64();
     let cost = Cost {
         whole: since(timeline.made),
@@ -120,8 +121,10 @@ struct Watch(Child);
 
 impl Watch {
     fn start(cluster: &Cluster, api: &str, plural: &str, name: &str, tell: &Sender<Seen>) -> Result<Self> {
-        let path =
-            format!("{api}/namespaces/velero/{plural}?watch=true&fieldSelector=metadata.name%3D{name}");
+        // From what the API server has in memory: to wait for something newer may fail when nothing happens.
+        let path = format!(
+            "{api}/namespaces/velero/{plural}?watch=true&resourceVersion=0&fieldSelector=metadata.name%3D{name}"
+        );
         let mut command = cluster.kubectl().command(["get", "--raw", &path])?;
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stdout.take().context("a watch has an output")?).lines();
@@ -130,6 +133,10 @@ impl Watch {
             for line in lines.map_while(Result::ok) {
                 let when = Instant::now();
                 let Ok(mut event) = serde_json::from_str::<Value>(&line) else { return };
+                if event["type"] == "ERROR" {
+                    eprintln!("a watch has ended: {}", event["object"]["message"]);
+                    return;
+                }
                 // Nobody listens any more when all is over.
                 if event["type"] != "DELETED" && tell.send((when, event["object"].take())).is_err() {
                     return;

@@ -1,7 +1,11 @@
 //! Logs, by Velero's flags.
 
 use clap::{Args, ValueEnum};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::EnvFilter;
+
+/// Libraries that say more than people want to read who look for a reason: which keys were found where, and where time
+/// zones were not.
+const TALKATIVE: &str = "aws_config=warn,jiff=error";
 
 /// How a program of the cluster logs.
 #[derive(Debug, Clone, Args)]
@@ -36,14 +40,14 @@ pub enum Format {
 impl LogArgs {
     /// Begins to log, to standard output as Velero does.
     pub fn start(&self) {
-        let level = match self.log_level {
-            Level::Trace => LevelFilter::TRACE,
-            Level::Debug => LevelFilter::DEBUG,
-            Level::Info => LevelFilter::INFO,
-            Level::Warning => LevelFilter::WARN,
-            Level::Error => LevelFilter::ERROR,
+        let filter = match self.log_level {
+            Level::Trace => "trace".to_owned(),
+            Level::Debug => "debug".to_owned(),
+            Level::Info => format!("info,{TALKATIVE}"),
+            Level::Warning => format!("warn,{TALKATIVE}"),
+            Level::Error => "error".to_owned(),
         };
-        let builder = tracing_subscriber::fmt().with_max_level(level).with_ansi(false);
+        let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter)).with_ansi(false);
         match self.log_format {
             Format::Text => builder.init(),
             Format::Json => builder.json().init(),

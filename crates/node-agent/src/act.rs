@@ -4,7 +4,7 @@ use crate::Error;
 use crate::agent::{Agent, Pledge};
 use crate::exposing::Exposed;
 use crate::look::{Look, host, look, movers_lost};
-use crate::machine::{Action, decide};
+use crate::machine::{Action, Hosting, decide};
 use crate::operation::notes;
 use crate::peers::maker;
 use crate::reasons::{WAITS, running_pod, why};
@@ -192,8 +192,14 @@ async fn take<K: Exposed>(
 
 /// Takes the next steps of the exposer, as far as they go without waiting.
 async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<Turn<K>, Error> {
-    if seen.pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()) {
-        return wait_for_pod(agent, &object, &seen).await;
+    if let Some(pod) = seen.pod.as_deref().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        if !seen.known_lost {
+            return wait_for_pod(agent, &object, &seen).await;
+        }
+        if let Next::Do(step) = remove_pod(pod) {
+            perform(&agent.client, &step).await?;
+        }
+        return Ok(Turn::Later(SOON));
     }
     // What is in memory may be older than our own last write: nothing is made for an operation that is over by now.
     let current = agent.api::<K>().get_opt(&object.name_any()).await?;
@@ -201,9 +207,6 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
     if current.resource_version() != object.resource_version() {
         return Ok(Turn::Again(current));
     }
-    // While data moves another pod is made only once the loss of the one before is noted. Until then that one ends: it may need
-    // its time to save how far it has come.
-    let ends = object.phase() == Phase::InProgress && object.note(notes::REPLACING_SINCE).is_none();
     let mut hosting = object.look(agent, false).await?;
     let details = object.details(agent, &hosting).await?;
     for _ in 0..STEPS {
@@ -212,14 +215,6 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
             Err(instead) => instead.clone(),
         };
         match next {
-            Next::Do(_) if ends => {
-                let waiting = Waiting {
-                    for_what: format!("the end of the pod {}, whose place another takes", object.name_any()),
-                    advice: "if it does not end, look at its finalizers and at the kubelet of its node",
-                };
-                explain(agent, &object, &waiting).await?;
-                return Ok(Turn::Later(SOON));
-            }
             Next::Do(step) => {
                 match perform(&agent.client, &step.made_by(&maker(&agent.options.node))).await {
                     Ok(Outcome::Done(after)) => object.take_in(&mut hosting, after),
@@ -336,6 +331,14 @@ async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Tu
             Ok(Turn::Later(LATER))
         }
         Phase::Canceling => Ok(Turn::Later(Duration::from_secs(2))),
+        _ if seen.observation.hosting == Hosting::Ending => {
+            let waiting = Waiting {
+                for_what: format!("the end of the pod {}, whose place another takes", object.name_any()),
+                advice: "if it does not end, look at its finalizers and at the kubelet of its node",
+            };
+            explain(agent, &object, &waiting).await?;
+            Ok(Turn::Later(SOON))
+        }
         _ => {
             let progress = agent.progress_of(&object.uid().unwrap_or_default());
             let news =
@@ -353,22 +356,27 @@ async fn wait<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Tu
                 if let Some(node) = node {
                     it.set_node(node);
                 }
-                it.annotations_mut().remove(notes::REPLACING_SINCE);
+                forget_lost_pod(it);
             })
             .await
         }
     }
 }
 
-/// Removes what is left of a lost mover's pod; the exposer makes another.
+/// Notes that a mover is lost, and which. What follows is the exposer's: what is left of its pod goes, and another is made.
 async fn replace<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     let lost = movers_lost(&object) + 1;
     let now = agent.now();
     let reason = seen.hosted.words.as_deref().unwrap_or("its pod is gone");
     tracing::warn!(kind = K::KIND.name(), name = object.name_any(), lost, reason, "the mover was lost");
+    let pod = seen.pod.as_ref().and_then(|pod| pod.uid());
     let turn = change(agent, object, |it| {
+        forget_lost_pod(it);
         note(it, notes::MOVERS_LOST, lost.to_string());
         note(it, notes::REPLACING_SINCE, now.to_string());
+        if let Some(pod) = pod {
+            note(it, notes::LOST_POD, pod);
+        }
         it.status_mut().message =
             format!("the mover was lost ({reason}) and is replaced, for the {lost}. time");
     })
@@ -376,11 +384,14 @@ async fn replace<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result
     if matches!(turn, Turn::Again(_)) {
         agent.metrics.movers_lost.inc();
         pass_log_on(agent, seen).await;
-        if let Some(Next::Do(step)) = seen.pod.as_deref().map(remove_pod) {
-            perform(&agent.client, &step).await?;
-        }
     }
     Ok(turn)
+}
+
+/// There is another mover, or none is needed any more.
+fn forget_lost_pod<K: Exposed>(object: &mut K) {
+    object.annotations_mut().remove(notes::REPLACING_SINCE);
+    object.annotations_mut().remove(notes::LOST_POD);
 }
 
 /// Notes that all data was moved, and where it is, before anything of the hosting goes.
@@ -393,7 +404,7 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
         it.status_mut().message.clear();
         it.set_result(ending);
         note(it, notes::MOVED, moved);
-        it.annotations_mut().remove(notes::REPLACING_SINCE);
+        forget_lost_pod(it);
     })
     .await;
     agent.slot_is_free();
@@ -440,7 +451,7 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     let turn = change(agent, object, |it| {
         set_phase(it, phase);
         it.labels_mut().remove(labels::EXPOSE_ON_GOING);
-        it.annotations_mut().remove(notes::REPLACING_SINCE);
+        forget_lost_pod(it);
         it.annotations_mut().remove(notes::CANCELING_SINCE);
         let status = it.status_mut();
         status.start_timestamp.get_or_insert(Time(now));

@@ -25,22 +25,26 @@ impl Hosted {
     }
 }
 
-/// What the hosting pod of an operation does; `wanted` says whether one that is not there is being made.
-pub(crate) fn hosted(operation: &Operation, pod: Option<&Pod>, wanted: bool) -> Hosted {
+/// What the hosting pod of an operation does. `wanted` says whether one that is not there is being made, `known_lost` whether it
+/// is one whose loss is noted.
+pub(crate) fn hosted(operation: &Operation, pod: Option<&Pod>, wanted: bool, known_lost: bool) -> Hosted {
     let said = |state, words: Option<String>| Hosted { state, words, ending: None };
     let Some(pod) = pod else {
         return said(if wanted { Hosting::Preparing } else { Hosting::Absent }, None);
     };
-    let being_deleted = pod.metadata.deletion_timestamp.is_some();
-    let on_its_way_out = || said(Hosting::Preparing, Some("its pod is being deleted".to_owned()));
+    let going = known_lost || pod.metadata.deletion_timestamp.is_some();
+    let on_its_way_out = || {
+        let state = if wanted { Hosting::Preparing } else { Hosting::Ending };
+        said(state, Some("its pod is being deleted".to_owned()))
+    };
     match read_pod(operation, pod) {
         PodReport::Ended(ending) => {
             let hosted = ended(operation, pod, ending);
             // It was lost once: until it is gone, its replacement is what is waited for.
-            let known = wanted && being_deleted && hosted.state == Hosting::Broken;
+            let known = wanted && going && hosted.state == Hosting::Broken;
             if known { on_its_way_out() } else { hosted }
         }
-        _ if being_deleted => on_its_way_out(),
+        _ if going => on_its_way_out(),
         PodReport::Running => said(Hosting::Running, None),
         PodReport::Waiting(Some(trouble)) if trouble.hopeless => {
             said(Hosting::Broken, Some(trouble.to_string()))
@@ -81,10 +85,10 @@ mod tests {
     use serde_json::{Value, json};
 
     fn state(status: Value) -> Hosting {
-        state_of(json!({ "name": "dm-1" }), status, false)
+        state_of(json!({ "name": "dm-1" }), status, false, false)
     }
 
-    fn state_of(metadata: Value, status: Value, wanted: bool) -> Hosting {
+    fn state_of(metadata: Value, status: Value, wanted: bool, known_lost: bool) -> Hosting {
         let operation = Operation {
             kind: Kind::DataUpload,
             namespace: "velero".into(),
@@ -92,7 +96,7 @@ mod tests {
             uid: "u-1".into(),
         };
         let pod = json!({ "metadata": metadata, "spec": { "containers": [] }, "status": status });
-        hosted(&operation, Some(&serde_json::from_value(pod).unwrap()), wanted).state
+        hosted(&operation, Some(&serde_json::from_value(pod).unwrap()), wanted, known_lost).state
     }
 
     fn ended(terminated: Value) -> Value {
@@ -126,13 +130,27 @@ mod tests {
     fn a_lost_mover_is_lost_once_however_long_its_pod_takes_to_go() {
         let going = json!({ "name": "dm-1", "deletionTimestamp": "2026-01-01T00:00:00Z" });
         let lost = ended(json!({ "exitCode": 137, "reason": "Error" }));
-        assert_eq!(state_of(going.clone(), lost.clone(), false), Hosting::Broken);
-        assert_eq!(state_of(going.clone(), lost, true), Hosting::Preparing);
+        assert_eq!(state_of(going.clone(), lost.clone(), false, false), Hosting::Broken);
+        assert_eq!(state_of(going.clone(), lost.clone(), true, false), Hosting::Preparing);
         let failed = ended(json!({ "exitCode": 1, "message": "no bucket" }));
-        assert_eq!(state_of(going.clone(), failed, true), Hosting::Failed);
+        assert_eq!(state_of(going.clone(), failed, true, false), Hosting::Failed);
         let told = Ending::Interrupted("data path for dm-1 stopped".to_owned()).termination_message();
         let told = ended(json!({ "exitCode": 1, "message": told }));
-        assert_eq!(state_of(going, told, true), Hosting::Preparing);
+        assert_eq!(state_of(going, told, true, false), Hosting::Preparing);
+        // It is noted before the pod is deleted, and that may fail.
+        let still_there = json!({ "name": "dm-1" });
+        assert_eq!(state_of(still_there.clone(), lost.clone(), true, false), Hosting::Broken);
+        assert_eq!(state_of(still_there.clone(), lost, true, true), Hosting::Preparing);
+        let running = json!({ "phase": "Running" });
+        assert_eq!(state_of(still_there, running, true, true), Hosting::Preparing);
+    }
+
+    #[test]
+    fn a_mover_whose_pod_is_deleted_has_its_time_unless_there_is_nothing_to_lose() {
+        let going = json!({ "name": "dm-1", "deletionTimestamp": "2026-01-01T00:00:00Z" });
+        let running = json!({ "phase": "Running" });
+        assert_eq!(state_of(going.clone(), running.clone(), false, false), Hosting::Ending);
+        assert_eq!(state_of(going, running, true, false), Hosting::Preparing);
     }
 
     #[test]

@@ -24,6 +24,8 @@ const TURN: SignedDuration = SignedDuration::from_secs(30);
 pub(crate) struct Look<K: Exposed> {
     pub(crate) observation: Observation,
     pub(crate) pod: Option<Arc<Pod>>,
+    /// Whether that pod is one whose loss is noted, so that it has to go.
+    pub(crate) known_lost: bool,
     pub(crate) hosted: Hosted,
     /// Its hosting, if that had to be looked at.
     pub(crate) seen: Option<K::Seen>,
@@ -53,8 +55,12 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     let ours = is_ours(responsible);
     // Before data moves there is nothing to lose: a pod that goes is made again.
     let wanted = replacing.is_some() || matches!(phase, Phase::Accepted | Phase::Prepared);
-    let mut hosted = hosted(&operation, pod.as_deref(), wanted);
-    if ours && let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await? {
+    let known_lost = pod.as_deref().is_some_and(|pod| is_known_lost(object, pod));
+    let mut hosted = hosted(&operation, pod.as_deref(), wanted, known_lost);
+    if ours
+        && !known_lost
+        && let Some(node) = lost_host(agent, object, pod.as_deref(), hosted.state).await?
+    {
         hosted = hosted.on_lost_node(&node);
     }
     let moved = object.note(notes::MOVED).is_some();
@@ -105,7 +111,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     };
     // What nobody could do comes before what this pod does not allow: another pod would not help.
     let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
-    Ok(Look { observation, pod, hosted, seen, gate, hopeless })
+    Ok(Look { observation, pod, known_lost, hosted, seen, gate, hopeless })
 }
 
 /// Whether an operation may be this agent's to see to, told from memory alone. All agents hear of every change, and most
@@ -130,9 +136,15 @@ async fn lost_host<K: Exposed>(
         (Phase::Prepared, None) => Some(object.node()),
         _ => None,
     };
-    let open = matches!(state, Hosting::Preparing | Hosting::Running | Hosting::Absent);
+    let open = matches!(state, Hosting::Preparing | Hosting::Running | Hosting::Ending | Hosting::Absent);
     let Some(host) = host.filter(|_| open) else { return Ok(None) };
     Ok(agent.is_lost(host).await?.then(|| host.to_owned()))
+}
+
+/// Whether a pod is that of a mover whose loss is noted.
+fn is_known_lost<K: Exposed>(object: &K, pod: &Pod) -> bool {
+    object.note(notes::REPLACING_SINCE).is_some()
+        && object.note(notes::LOST_POD).is_some_and(|lost| pod.metadata.uid.as_deref() == Some(lost))
 }
 
 /// Whether the hosting pod is on another node than its operation says. One of a pod's volume cannot be.

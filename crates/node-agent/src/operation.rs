@@ -21,6 +21,8 @@ pub(crate) mod notes {
     pub(crate) const MOVERS_LOST: &str = "lifeboat.io/movers-lost";
     /// Since when a lost mover is being replaced.
     pub(crate) const REPLACING_SINCE: &str = "lifeboat.io/replacing-since";
+    /// The pod of that mover, by its UID: until it is gone it is not lost a second time.
+    pub(crate) const LOST_POD: &str = "lifeboat.io/lost-pod";
     /// Since when the mover has been told to stop.
     pub(crate) const CANCELING_SINCE: &str = "lifeboat.io/canceling-since";
 }

@@ -27,7 +27,7 @@ pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -
     }
     let overdue = seen.observation.prepare_overdue;
     // What a pod in the making waits for is part of the diagnosis.
-    let in_the_making = overdue && seen.observation.hosting == Hosting::Preparing;
+    let in_the_making = overdue && matches!(seen.observation.hosting, Hosting::Preparing | Hosting::Ending);
     let first = match words.filter(|_| !in_the_making) {
         Some(words) => format!("the volume could not be made reachable: {words}"),
         None if overdue => {

@@ -93,7 +93,15 @@ fn happenings(seen: Observation) -> Vec<Observation> {
         Hosting::Preparing => &[Hosting::Running, Hosting::Broken, Hosting::Failed, Hosting::Absent],
         // A mover that was not told to begin can only fail.
         Hosting::Running if !told => &[Hosting::Failed, Hosting::Broken, Hosting::Absent],
-        Hosting::Running => {
+        Hosting::Running => &[
+            Hosting::Ending,
+            Hosting::Succeeded,
+            Hosting::Failed,
+            Hosting::Canceled,
+            Hosting::Broken,
+            Hosting::Absent,
+        ],
+        Hosting::Ending => {
             &[Hosting::Succeeded, Hosting::Failed, Hosting::Canceled, Hosting::Broken, Hosting::Absent]
         }
         Hosting::Succeeded | Hosting::Canceled | Hosting::Failed | Hosting::Broken => &[Hosting::Absent],
@@ -130,6 +138,7 @@ fn calm(seen: Observation) -> Observation {
     match (seen.phase, seen.hosting) {
         (_, Hosting::Preparing) => after.hosting = Hosting::Running,
         (Phase::InProgress, Hosting::Running) => after.hosting = Hosting::Succeeded,
+        (Phase::InProgress, Hosting::Ending) => after.hosting = Hosting::Absent,
         (Phase::Canceling, Hosting::Running) => after.cancel_overdue = true,
         _ => {}
     }

@@ -34,6 +34,8 @@ struct Stage {
     world: Arc<World>,
     agents: Vec<(&'static str, Agent)>,
     it: Place,
+    /// The pod that was there when the fault struck.
+    struck: String,
 }
 
 impl Stage {
@@ -50,7 +52,7 @@ impl Stage {
             agents.push((name, agent));
         }
         let it = Place::new(&operations(cell.kind), VELERO, IT);
-        let stage = Self { cell, api, world, agents, it };
+        let stage = Self { cell, api, world, agents, it, struck: String::new() };
         stage.hold().await?;
         operation(&stage.api, cell.kind, IT, HOME);
         if cell.phase == Phase::Canceling {
@@ -140,6 +142,7 @@ impl Stage {
 
     async fn strike(&mut self) -> Result<(), String> {
         let pod = self.world.hosting_pod(IT);
+        self.struck = pod.as_ref().map(|pod| text(&pod["metadata"]["uid"]).to_owned()).unwrap_or_default();
         match self.cell.fault {
             Fault::Cancel => {
                 self.cancel();
@@ -166,12 +169,14 @@ impl Stage {
                 }
             }
             Fault::PodDeleted => {
-                let deleted = self.api.delete("user", &Place::new(PODS, VELERO, IT), &Value::Null);
+                let deleted = self.api.delete("user", &Place::new(PODS, VELERO, IT), &with_time());
                 deleted.map_err(|refused| format!("the pod cannot be deleted: {refused:?}"))?;
             }
             Fault::OutOfMemory => self.world.run_out_of_memory(pod.as_deref().ok_or("there is no pod")?),
             Fault::NodeLost => {
                 let node = pod.as_ref().and_then(|pod| pod["spec"]["nodeName"].as_str()).unwrap_or(HOME);
+                // The last that is heard of it comes in the moment in which its pod is removed.
+                self.api.change_before_deletes(1);
                 self.world.lose(node);
                 let lost = self.agents.iter_mut().filter(|(name, _)| *name == node);
                 lost.for_each(|(_, agent)| agent.kill());
@@ -211,8 +216,14 @@ impl Stage {
             return Err(format!("does not speak of {:?}: {message}", self.cell.reason()));
         }
         let lost = it["metadata"]["annotations"]["lifeboat.io/movers-lost"].as_str();
-        if self.cell.fault == Fault::PodDeleted && self.cell.phase == Phase::InProgress && lost != Some("1") {
+        let once = matches!(self.cell.fault, Fault::PodDeleted | Fault::NodeLost)
+            && self.cell.phase == Phase::InProgress
+            && self.cell.end() == Phase::Completed;
+        if once && lost != Some("1") {
             return Err(format!("its mover was lost once, not {lost:?} times"));
+        }
+        if once && self.cell.fault == Fault::PodDeleted && !self.world.has_saved(&self.struck) {
+            return Err("its mover had no time to save how far it had come".to_owned());
         }
         if self.cell.end() == Phase::Completed && !self.world.is_exact(self.cell.kind, &it) {
             return Err(format!("has not what its mover moved: {it}"));
@@ -222,6 +233,11 @@ impl Stage {
             .await
             .map_err(|error| format!("{error}; {:?}", self.world.leftovers()))
     }
+}
+
+/// How users delete a pod that has time to end.
+fn with_time() -> Value {
+    json!({ "gracePeriodSeconds": 30 })
 }
 
 fn phase(operation: &Value) -> Option<Phase> {
@@ -265,7 +281,7 @@ async fn an_operation_whose_pod_is_made_again_elsewhere_waits_for_a_slot_there_a
         };
         assert_eq!((node().as_deref(), host().as_deref()), (Some(first), Some(first)));
         // The scheduler of the model takes turns.
-        let deleted = stage.api.delete("user", &Place::new(PODS, VELERO, IT), &Value::Null);
+        let deleted = stage.api.delete("user", &Place::new(PODS, VELERO, IT), &with_time());
         assert!(deleted.is_ok(), "{deleted:?}");
         stage.until("its pod is elsewhere", || host().as_deref() == Some(second)).await.unwrap();
         stage.until("it says so", || node().as_deref() == Some(second)).await.unwrap();

@@ -12,8 +12,8 @@ use crate::by_hand::{
 use crate::cells::{CANCEL_LIMIT, Cell, Fault, cells, cover};
 use crate::common::{claim, list, pod};
 use crate::stage::{
-    Agent, Configured, FoldersAllowed, OTHER_NODE, PATIENCE, Told, agent_log, alone, assert_nothing_left,
-    cancel_all, has_ended, patch_all, wait_for_agent,
+    Agent, Configured, FoldersAllowed, OTHER_NODE, OTHER_NODE_NUMBER, OtherNode, PATIENCE, Told, agent_log,
+    alone, assert_nothing_left, cancel_all, has_ended, patch_all, wait_for_agent,
 };
 use crate::storage::{FILL, content};
 use crate::store::{Gate, Location, connected_kopia, content_of_snapshot};
@@ -30,8 +30,6 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The number of the node that has all operations.
-const NODE: u8 = 2;
 /// What a mover may use here; it is taken from some.
 const MEMORY_LIMIT: &str = "128Mi";
 /// Pods with volumes: two with a claim, whose data goes into the repository, or is there already; and one with its own.
@@ -65,6 +63,8 @@ impl Standing {
 /// All operations of a round and what they work on.
 struct Round {
     cluster: &'static Cluster,
+    /// The node that everything is on.
+    other: OtherNode,
     title: &'static str,
     /// Whether cancels have to end in time, whatever else the machine does.
     timed: bool,
@@ -79,22 +79,6 @@ struct Round {
     placed: Option<Configured>,
     /// Has the last operations wait for others.
     queue: Option<Configured>,
-}
-
-/// Nodes of other tests are left as they were.
-struct Opened(&'static Cluster);
-
-impl Opened {
-    fn new(cluster: &'static Cluster) -> Self {
-        cluster.kubectl().run(["uncordon", OTHER_NODE]).unwrap();
-        Self(cluster)
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        let _ = self.0.kubectl().run(["cordon", OTHER_NODE]);
-    }
 }
 
 fn slots(count: usize) -> Value {
@@ -117,7 +101,7 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     let stage = alone(Agent::Ours);
     let cluster = stage.cluster;
     let _allowed = FoldersAllowed::new(&stage);
-    let _opened = Opened::new(cluster);
+    let other = OtherNode::new(&stage);
     // Longer than it takes to set the operations, and shorter than their ends are waited for.
     let _hurried = last.contains(&Fault::StoreAway).then(|| Told::store_timeout(&stage, "8m0s"));
     let gate = Gate::default();
@@ -131,6 +115,7 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     let there = json!({ "loadAffinity": [{ "nodeSelector": { "matchLabels": { "kubernetes.io/hostname": OTHER_NODE } } }] });
     let mut round = Round {
         cluster,
+        other,
         title,
         timed: *last == [Fault::Cancel],
         space: TestNamespace::new(cluster, title).unwrap(),
@@ -158,7 +143,7 @@ fn play(title: &'static str, cells: impl IntoIterator<Item = Cell>, first: &[Fau
     if last.contains(&Fault::NodeLost) {
         round.wait("the end", &round.operations.iter().collect::<Vec<_>>(), has_ended);
         // It lets go of what it had when it is back.
-        cluster.return_node(NODE).unwrap();
+        round.other.bring_back();
         wait_for_agent(cluster);
     }
     round.check();
@@ -261,7 +246,7 @@ impl Round {
 
     /// Takes the folders away that pods have their own volumes in; who uses one already has it.
     fn hide(&mut self) {
-        let node = self.cluster.node(NODE).unwrap().pid();
+        let node = self.cluster.node(OTHER_NODE_NUMBER).unwrap().pid();
         let held = self.operations.iter().filter(|it| it.cell.phase == Phase::Accepted);
         let pods = held.filter_map(|it| match it.cell.kind {
             Kind::PodVolumeBackup => Some(LIVE),
@@ -411,7 +396,7 @@ impl Round {
     fn lose_node(&mut self) {
         let kubectl = self.cluster.kubectl();
         self.placed = None;
-        self.cluster.lose_node(NODE).unwrap();
+        self.other.lose();
         kubectl.run(["uncordon", OTHER_NODE]).unwrap();
         for it in self.operations.iter().filter(|it| it.cell.phase == Phase::Accepted) {
             let has_node = |pod: &Value| pod["spec"]["nodeName"] == OTHER_NODE;

@@ -4,8 +4,8 @@ use crate::by_hand::{download, phase, run, upload, waiting};
 use crate::common::{claim, pod};
 use crate::record::Record;
 use crate::stage::{
-    Agent, Configured, OTHER_NODE, PATIENCE, alone, assert_nothing_left, cancel, has_ended, together,
-    wait_for_agent,
+    Agent, Configured, OTHER_NODE, OtherNode, PATIENCE, alone, assert_nothing_left, cancel, has_ended,
+    together,
 };
 use crate::storage::{content, with_volumes};
 use crate::store::{Gate, Location};
@@ -103,7 +103,7 @@ fn an_upload_goes_on_on_another_node_when_its_own_is_lost() {
     let stage = alone(Agent::Ours);
     let cluster = stage.cluster;
     let kubectl = cluster.kubectl();
-    kubectl.run(["uncordon", OTHER_NODE]).unwrap();
+    let mut other = OtherNode::new(&stage);
     // A lost node does not let go of a volume that only one node may use; a copy that is only read may be used on two.
     let shared = json!({ "backupPVC": { TEST_CLASS_ANYWHERE: { "readOnly": true } } });
     let _shared = Configured::new(cluster, &shared);
@@ -130,7 +130,7 @@ fn an_upload_goes_on_on_another_node_when_its_own_is_lost() {
     gate.wait_for_somebody();
 
     drop(configured);
-    cluster.lose_node(2).unwrap();
+    other.lose();
     let deleted = ["-n", "velero", "delete", "pod", "lost-1", "--grace-period=3600", "--wait=false"];
     kubectl.run(deleted).unwrap();
     let replaced = |pod: &Value| pod["spec"]["nodeName"] == "node1" && pod["status"]["phase"] == "Running";
@@ -150,10 +150,8 @@ fn an_upload_goes_on_on_another_node_when_its_own_is_lost() {
     space.wait_for_pod("back").unwrap();
     assert_eq!(content(&space, "back"), before);
     // The lost node lets go of the copy when it is back.
-    cluster.return_node(2).unwrap();
+    other.bring_back();
     assert_nothing_left(cluster, space.name(), "lost");
-    kubectl.run(["cordon", OTHER_NODE]).unwrap();
-    wait_for_agent(cluster);
 }
 
 /// The volume is attached to a node of Windows, so what reads its copy has to run on one too.

@@ -5,6 +5,7 @@ use lifeboat_testbed::testing::{TestNamespace, condition, shared, wait_for_objec
 use lifeboat_testbed::{Cluster, Image};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,9 @@ pub const VOLUMES: usize = 2;
 pub const PATIENCE: Duration = Duration::from_secs(600);
 /// A node that nothing is placed on unless a test wants it.
 pub const OTHER_NODE: &str = "node2";
+pub const OTHER_NODE_NUMBER: u8 = 2;
+/// All kinds of volume operations.
+const OPERATIONS: [&str; 4] = ["datauploads", "datadownloads", "podvolumebackups", "podvolumerestores"];
 /// Our node-agent beside Velero's.
 const BESIDE: &str = "lifeboat-node-agent";
 /// How long making a volume reachable may take, which no test waits for.
@@ -41,16 +45,31 @@ pub enum Agent {
 /// The cluster with ours at work, beside other tests.
 pub struct Together {
     pub cluster: &'static Cluster,
-    _at_work: RwLockReadGuard<'static, Agent>,
+    _at_work: RwLockReadGuard<'static, Option<Agent>>,
 }
 
 /// The cluster with one of the node-agents at work, for one test alone.
 pub struct Alone {
     pub cluster: &'static Cluster,
-    at_work: RwLockWriteGuard<'static, Agent>,
+    at_work: RwLockWriteGuard<'static, Option<Agent>>,
 }
 
-static AT_WORK: RwLock<Agent> = RwLock::new(Agent::Veleros);
+/// Nothing while one is being replaced: if that fails, nobody knows who is at work.
+static AT_WORK: RwLock<Option<Agent>> = RwLock::new(Some(Agent::Veleros));
+/// A test has failed, so that its operations may still be there and hold slots of others.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        FAILED.fetch_or(thread::panicking(), Ordering::SeqCst);
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        FAILED.fetch_or(thread::panicking(), Ordering::SeqCst);
+    }
+}
 
 fn cluster() -> &'static Cluster {
     static READY: OnceLock<&'static Cluster> = OnceLock::new();
@@ -103,7 +122,7 @@ pub fn together() -> Together {
     let cluster = cluster();
     loop {
         let at_work = AT_WORK.read().unwrap_or_else(PoisonError::into_inner);
-        if *at_work == Agent::Ours {
+        if *at_work == Some(Agent::Ours) && !FAILED.load(Ordering::SeqCst) {
             return Together { cluster, _at_work: at_work };
         }
         drop(at_work);
@@ -112,35 +131,53 @@ pub fn together() -> Together {
 }
 
 pub fn alone(wanted: Agent) -> Alone {
-    // A test that failed has left a cluster that others can use.
     let at_work = AT_WORK.write().unwrap_or_else(PoisonError::into_inner);
     let mut stage = Alone { cluster: cluster(), at_work };
+    if FAILED.load(Ordering::SeqCst) {
+        stage.switch(Agent::Ours);
+        delete_open(stage.cluster);
+        FAILED.store(false, Ordering::SeqCst);
+    }
     stage.switch(wanted);
     stage
+}
+
+/// Deletes all operations that tests have left which failed: the others are to say of themselves whether they do.
+fn delete_open(cluster: &Cluster) {
+    let kubectl = cluster.kubectl();
+    for kind in OPERATIONS {
+        let list = kubectl.get(["-n", "velero", kind]).unwrap();
+        let open = list["items"].as_array().unwrap().iter().filter(|it| !has_ended(it));
+        let names: Vec<&str> = open.map(|it| it["metadata"]["name"].as_str().unwrap()).collect();
+        if !names.is_empty() {
+            let delete = ["-n", "velero", "delete", kind, "--wait=true"];
+            kubectl.run_within(PATIENCE, delete.into_iter().chain(names)).unwrap();
+        }
+    }
 }
 
 impl Alone {
     /// Puts another node-agent to work. Ours gets by with what the `baseline` standard allows, and without root with what the
     /// `restricted` standard does.
     pub fn switch(&mut self, wanted: Agent) {
-        if *self.at_work == wanted {
+        let before = self.at_work.take();
+        if before == Some(wanted) {
+            *self.at_work = before;
             return;
         }
         let kubectl = self.cluster.kubectl();
         let theirs = veleros_agent(self.cluster);
-        match *self.at_work {
-            Agent::Ours => {
-                enforce(self.cluster, "privileged");
-                let file = tempfile::NamedTempFile::new().unwrap();
-                std::fs::write(file.path(), theirs.to_string()).unwrap();
-                kubectl.run(["replace", "-f", file.path().to_str().unwrap()]).unwrap();
-                wait_for_agent(self.cluster);
-            }
-            Agent::Veleros => {}
-            Agent::Beside => {
-                kubectl.run(["-n", "velero", "delete", "daemonset", BESIDE, "--wait=true"]).unwrap();
-                enforce(self.cluster, "privileged");
-            }
+        if before != Some(Agent::Veleros) {
+            enforce(self.cluster, "privileged");
+            let besides =
+                ["-n", "velero", "delete", "daemonset", BESIDE, "--ignore-not-found", "--wait=true"];
+            kubectl.run(besides).unwrap();
+        }
+        if matches!(before, None | Some(Agent::Ours)) {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), theirs.to_string()).unwrap();
+            kubectl.run(["replace", "-f", file.path().to_str().unwrap()]).unwrap();
+            wait_for_agent(self.cluster);
         }
         match wanted {
             Agent::Ours => {
@@ -155,7 +192,43 @@ impl Alone {
                 wait_for_rollout(self.cluster, &format!("daemonset/{BESIDE}"));
             }
         }
-        *self.at_work = wanted;
+        *self.at_work = Some(wanted);
+    }
+}
+
+/// The other node is used as long as this lives.
+pub struct OtherNode {
+    cluster: &'static Cluster,
+    lost: bool,
+}
+
+impl OtherNode {
+    pub fn new(stage: &Alone) -> Self {
+        stage.cluster.kubectl().run(["uncordon", OTHER_NODE]).unwrap();
+        Self { cluster: stage.cluster, lost: false }
+    }
+
+    pub fn lose(&mut self) {
+        self.lost = true;
+        self.cluster.lose_node(OTHER_NODE_NUMBER).unwrap();
+    }
+
+    pub fn bring_back(&mut self) {
+        self.cluster.return_node(OTHER_NODE_NUMBER).unwrap();
+        self.lost = false;
+    }
+}
+
+impl Drop for OtherNode {
+    fn drop(&mut self) {
+        // Also after a failure: the tests that follow need both nodes.
+        let returned = if self.lost { self.cluster.return_node(OTHER_NODE_NUMBER) } else { Ok(()) };
+        let cordoned = self.cluster.kubectl().run(["cordon", OTHER_NODE]);
+        if !thread::panicking() {
+            returned.unwrap();
+            cordoned.unwrap();
+            wait_for_agent(self.cluster);
+        }
     }
 }
 

@@ -46,6 +46,8 @@ pub enum Condition {
     PodPreparing,
     /// The hosting pod runs.
     PodRunning,
+    /// The hosting pod is being deleted.
+    PodEnding,
     /// The hosting pod is on another node than before.
     PodElsewhere,
     /// The mover has moved everything.
@@ -86,6 +88,7 @@ impl Condition {
             Self::PodAbsent => pod(Hosting::Absent),
             Self::PodPreparing => pod(Hosting::Preparing),
             Self::PodRunning => pod(Hosting::Running),
+            Self::PodEnding => pod(Hosting::Ending),
             Self::PodElsewhere => seen.elsewhere,
             Self::PodSucceeded => pod(Hosting::Succeeded),
             Self::PodCanceled => pod(Hosting::Canceled),
@@ -121,6 +124,7 @@ impl Condition {
             Self::PodAbsent => "no hosting pod",
             Self::PodPreparing => "hosting pod in the making",
             Self::PodRunning => "hosting pod runs",
+            Self::PodEnding => "hosting pod is being deleted",
             Self::PodElsewhere => "on another node than before",
             Self::PodSucceeded => "mover succeeded",
             Self::PodCanceled => "mover stopped as told",

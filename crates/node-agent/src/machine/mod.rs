@@ -88,6 +88,8 @@ pub enum Hosting {
     Preparing,
     /// Its mover runs: it waits for phase InProgress, or moves data.
     Running,
+    /// Its mover runs, but somebody has deleted it: it has its time to save how far it has come.
+    Ending,
     /// It ended, and all data was moved.
     Succeeded,
     /// It ended because it was told to stop.

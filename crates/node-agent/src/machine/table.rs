@@ -107,6 +107,13 @@ pub static TABLE: &[Row] = &[
         "the replacement does not come up",
     ),
     row(&[InProgress], &[PodPreparing], Action::Expose, "the replacement is being made"),
+    row(
+        &[InProgress],
+        &[PodEnding, PrepareOverdue],
+        Action::Finish(Failed),
+        "its pod does not end, so there cannot be another",
+    ),
+    row(&[InProgress], &[PodEnding], Action::Wait, "the mover has its time to save how far it has come"),
     row(&[InProgress], &[], Action::Replace, "a lost mover is replaced and goes on from the last checkpoint"),
 ];
 

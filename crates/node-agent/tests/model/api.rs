@@ -102,6 +102,7 @@ pub struct Api {
     audit: Box<dyn Fn(&Change) + Send + Sync>,
     down: AtomicBool,
     uids: AtomicU64,
+    changes: AtomicU64,
     requests: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -113,6 +114,7 @@ impl Api {
             audit: Box::new(audit),
             down: AtomicBool::new(false),
             uids: AtomicU64::new(1),
+            changes: AtomicU64::new(0),
             requests: Mutex::default(),
         })
     }
@@ -166,7 +168,8 @@ impl Api {
         if after == *current {
             return Ok(current);
         }
-        let over = !after["metadata"]["deletionTimestamp"].is_null() && !held(&after);
+        let has_time = after["metadata"]["deletionGracePeriodSeconds"].as_u64().is_some_and(|time| time > 0);
+        let over = !after["metadata"]["deletionTimestamp"].is_null() && !held(&after) && !has_time;
         if over {
             self.write(&mut state, by, place.clone(), None);
             return Ok(Arc::new(after));
@@ -174,20 +177,32 @@ impl Api {
         self.write(&mut state, by, place.clone(), Some(after)).ok_or(Refused::NotFound)
     }
 
-    /// Deletes an object, or marks it as deleted as long as somebody holds it.
-    pub fn delete(&self, by: &str, place: &Place, preconditions: &Value) -> Result<(), Refused> {
+    /// Deletes an object as the options of the API say, or marks it as deleted as long as somebody holds it or a pod has time
+    /// to end.
+    pub fn delete(&self, by: &str, place: &Place, options: &Value) -> Result<(), Refused> {
         let mut state = self.state.lock();
         let current = state.at(place).ok_or(Refused::NotFound)?;
-        meant(&current, preconditions)?;
-        if !held(&current) {
+        meant(&current, &options["preconditions"])?;
+        let changed = |left: u64| left.checked_sub(1);
+        let versioned = !options["preconditions"]["resourceVersion"].is_null();
+        if versioned && self.changes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed).is_ok() {
+            return Err(Refused::Conflict);
+        }
+        let time = options["gracePeriodSeconds"].as_u64().unwrap_or(0);
+        if !held(&current) && time == 0 {
             self.write(&mut state, by, place.clone(), None);
         } else if current["metadata"]["deletionTimestamp"].is_null() {
             let mut after = (*current).clone();
             after["metadata"]["deletionTimestamp"] = now();
-            after["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+            after["metadata"]["deletionGracePeriodSeconds"] = time.into();
             self.write(&mut state, by, place.clone(), Some(after));
         }
         Ok(())
+    }
+
+    /// The next so many objects that somebody wants to delete as he has seen them have changed in that moment.
+    pub fn change_before_deletes(&self, count: u64) {
+        self.changes.store(count, Ordering::SeqCst);
     }
 
     fn write(&self, state: &mut State, by: &str, place: Place, after: Option<Value>) -> Option<Arc<Value>> {

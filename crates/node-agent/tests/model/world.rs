@@ -19,6 +19,8 @@ pub const FILLED_BY: &str = "model/filled-by";
 /// How many bytes every volume has.
 pub const BYTES: i64 = 4096;
 const WORLD: &str = "world";
+/// How long a mover takes to end that is told to.
+const TIME_TO_END: Duration = Duration::from_millis(1500);
 
 /// How the world is.
 #[derive(Debug, Clone)]
@@ -59,6 +61,10 @@ pub struct World {
     given: Mutex<HashMap<String, u64>>,
     /// Pods whose movers have begun.
     moving: Mutex<HashSet<String>>,
+    /// Pods that have been told to end.
+    ending: Mutex<HashSet<String>>,
+    /// Pods whose movers have saved how far they were before they ended.
+    saved: Mutex<HashSet<String>>,
 }
 
 impl World {
@@ -69,6 +75,8 @@ impl World {
             turned: Notify::new(),
             given: Mutex::default(),
             moving: Mutex::default(),
+            ending: Mutex::default(),
+            saved: Mutex::default(),
         });
         tokio::spawn(Arc::clone(&world).run());
         world
@@ -153,6 +161,10 @@ impl World {
         if weather.lost.contains(node) {
             return;
         }
+        if !pod["metadata"]["deletionTimestamp"].is_null() {
+            self.end_in_its_time(pod);
+            return;
+        }
         match pod["status"]["phase"].as_str() {
             None if !weather.stalled.contains(name) => {
                 let running = json!({ "running": { "startedAt": now() } });
@@ -208,6 +220,32 @@ impl World {
                 world.complete(kind, &pod, &uid);
             });
         }
+    }
+
+    /// The kubelet tells the mover of a deleted pod to end, which takes its time, and then the pod goes.
+    fn end_in_its_time(self: &Arc<Self>, pod: &Value) {
+        let uid = text(&pod["metadata"]["uid"]).to_owned();
+        if !self.ending.lock().insert(uid.clone()) {
+            return;
+        }
+        let (world, pod) = (Arc::clone(self), pod.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(TIME_TO_END).await;
+            let place = Place::new(PODS, VELERO, text(&pod["metadata"]["name"]));
+            let there = world.api.get(&place).filter(|pod| pod["metadata"]["uid"] == uid.as_str());
+            if there.is_some_and(|pod| pod["status"]["phase"] == "Running") {
+                let ending = Ending::Interrupted("data path stopped".to_owned());
+                world.end(&pod, 1, &ending.termination_message());
+                world.saved.lock().insert(uid.clone());
+            }
+            let this = json!({ "preconditions": { "uid": uid } });
+            let _ = world.api.delete(WORLD, &place, &this);
+        });
+    }
+
+    /// Whether the mover of a pod had the time to save how far it had come.
+    pub fn has_saved(&self, pod: &str) -> bool {
+        self.saved.lock().contains(pod)
     }
 
     fn complete(&self, kind: Kind, pod: &Value, operation: &str) {
