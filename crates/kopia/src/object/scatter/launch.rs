@@ -16,6 +16,9 @@ use tokio::task::JoinSet;
 
 /// So many regions are asked for beyond those that arrive: a far storage would have nothing to send otherwise.
 const AHEAD: usize = 16;
+/// So many pieces are asked for or arrive at a time, or those of one region: with their destinations each takes about a
+/// kilobyte, and a region may have thousands.
+const MOST_PIECES: usize = 8192;
 
 /// Takes windows until there are no more.
 pub(super) fn launch<D: Destination>(
@@ -26,6 +29,7 @@ pub(super) fn launch<D: Destination>(
     // Dropping it ends what is still under way.
     let mut fetches = JoinSet::new();
     let ahead = Arc::new(Semaphore::new(AHEAD));
+    let under_way = Arc::new(Semaphore::new(MOST_PIECES));
     loop {
         let window = match windows.recv_timeout(PATIENCE) {
             Ok(window) => window,
@@ -39,8 +43,10 @@ pub(super) fn launch<D: Destination>(
             let _ = ready.send((run.put(Work::Here(here)), None));
         }
         for region in regions(stored, run.room.limit) {
+            let count = region.pieces.len().min(MOST_PIECES) as u32;
+            let Some(counted) = run.wait(under_way.clone().acquire_many_owned(count)) else { return Ok(()) };
             let Some(turn) = run.wait(ahead.clone().acquire_owned()) else { return Ok(()) };
-            start(run, region, turn.ok(), &mut fetches, ready.clone());
+            start(run, region, [turn.ok(), counted.ok()], &mut fetches, ready.clone());
             while fetches.try_join_next().is_some() {}
         }
     }
@@ -56,7 +62,7 @@ pub(super) fn launch<D: Destination>(
 fn start<D: Destination>(
     run: &Run<'_, D>,
     region: Region<D>,
-    turn: Option<OwnedSemaphorePermit>,
+    [turn, counted]: [Option<OwnedSemaphorePermit>; 2],
     fetches: &mut JoinSet<()>,
     ready: Sender<Ready>,
 ) {
@@ -71,7 +77,7 @@ fn start<D: Destination>(
         taken: OnceCell::new(),
         turn: Mutex::new(turn),
     });
-    let number = run.put(Work::Region(region));
+    let number = run.put(Work::Region(region, counted));
     let fetch = async move {
         let bytes = with_admission(arrival.clone(), store.get_range(&pack, range)).await;
         let room = Arc::into_inner(arrival).and_then(|arrival| arrival.taken.into_inner());

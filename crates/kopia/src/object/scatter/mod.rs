@@ -122,7 +122,8 @@ impl Objects {
             bytes: AtomicU64::new(0),
         };
         let run = &run;
-        let (window_out, window_in) = mpsc::sync_channel(1);
+        // While one window is launched the next is planned, and no more.
+        let (window_out, window_in) = mpsc::sync_channel(0);
         let (ready_out, ready_in) = mpsc::channel();
         let ready_in = Mutex::new(ready_in);
         std::thread::scope(|scope| {
@@ -213,8 +214,8 @@ fn wait_unless<T>(runtime: &Handle, call: impl Future<Output = T>, is_over: impl
 /// Something for a worker to do. It waits under a number: tasks of the runtime carry that only, because what the
 /// pieces point to may live no longer than the call.
 enum Work<D> {
-    /// A region that is being fetched.
-    Region(Region<D>),
+    /// A region that is being fetched, and its share of the pieces that may be under way.
+    Region(Region<D>, Option<OwnedSemaphorePermit>),
     /// Contents that are still in this process's memory.
     Here(Vec<Piece<D>>),
     /// Pieces whose destinations may have them already; those that do not are sent back.

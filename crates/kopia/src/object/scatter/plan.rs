@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-/// A window ends at so many pieces: they and their destinations take some megabytes, and there are up to four windows.
+/// A window ends at so many pieces: they and their destinations take some megabytes.
 const WINDOW_PIECES: usize = 4096;
 /// It also ends when its contents have so many bytes: much more than a pack, and enough to keep everybody busy while
 /// the next one is planned.
