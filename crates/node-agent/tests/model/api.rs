@@ -183,11 +183,6 @@ impl Api {
         let mut state = self.state.lock();
         let current = state.at(place).ok_or(Refused::NotFound)?;
         meant(&current, &options["preconditions"])?;
-        let changed = |left: u64| left.checked_sub(1);
-        let versioned = !options["preconditions"]["resourceVersion"].is_null();
-        if versioned && self.changes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed).is_ok() {
-            return Err(Refused::Conflict);
-        }
         let time = options["gracePeriodSeconds"].as_u64().unwrap_or(0);
         if !held(&current) && time == 0 {
             self.write(&mut state, by, place.clone(), None);
@@ -200,9 +195,16 @@ impl Api {
         Ok(())
     }
 
-    /// The next so many objects that somebody wants to delete as he has seen them have changed in that moment.
+    /// The next so many objects that an agent wants to delete as it has seen them have changed in that moment.
     pub fn change_before_deletes(&self, count: u64) {
         self.changes.store(count, Ordering::SeqCst);
+    }
+
+    /// Whether an object changes in the moment in which it is to be deleted.
+    pub fn changes_before_delete(&self, options: &Value) -> bool {
+        let one_less = |left: u64| left.checked_sub(1);
+        let versioned = !options["preconditions"]["resourceVersion"].is_null();
+        versioned && self.changes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
     }
 
     fn write(&self, state: &mut State, by: &str, place: Place, after: Option<Value>) -> Option<Arc<Value>> {

@@ -84,6 +84,9 @@ impl Line {
                 written(self.api.create(&self.name, &asked.kind, object))
             }
             Method::PATCH => written(self.api.patch(&self.name, &place, &asked.body)),
+            Method::DELETE if self.api.changes_before_delete(&asked.body) => {
+                refusal(Refused::Conflict, &place)
+            }
             Method::DELETE => match self.api.delete(&self.name, &place, &asked.body) {
                 Ok(()) => answer(StatusCode::OK, &status(StatusCode::OK, "Success", "")),
                 Err(refused) => refusal(refused, &place),

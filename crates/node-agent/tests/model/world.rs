@@ -125,13 +125,17 @@ impl World {
     fn react(self: &Arc<Self>, change: &Change) {
         let Some(object) = change.after.as_ref().or(change.before.as_ref()) else { return };
         let gone = change.after.is_none();
-        match change.place.kind.as_str() {
-            PODS if !gone => self.host(&change.place.name),
-            CLAIMS => self.claim(object, gone),
-            VOLUMES if !gone => self.volume(object),
-            CONTENTS if !gone => self.content(object),
-            SNAPSHOTS if gone => self.forget_snapshot(object),
-            kind if kind.starts_with("velero.io/") => self.host(&change.place.name),
+        // News may be old: what counts is how the object is now.
+        let now =
+            self.api.get(&change.place).filter(|now| now["metadata"]["uid"] == object["metadata"]["uid"]);
+        match (change.place.kind.as_str(), now) {
+            (PODS, _) if !gone => self.host(&change.place.name),
+            (CLAIMS, Some(claim)) => self.claim(&claim, false),
+            (CLAIMS, None) if gone => self.claim(object, true),
+            (VOLUMES, Some(volume)) => self.volume(&volume),
+            (CONTENTS, Some(content)) => self.content(&content),
+            (SNAPSHOTS, _) if gone => self.forget_snapshot(object),
+            (kind, _) if kind.starts_with("velero.io/") => self.host(&change.place.name),
             _ => {}
         }
     }
@@ -316,7 +320,11 @@ impl World {
             Some(owner) if owner["spec"]["volumeName"] == name => "Bound",
             Some(_) => return,
             None if volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" => {
-                let _ = self.api.delete(WORLD, &place, &Value::Null);
+                // If it has changed meanwhile, there will be news of it.
+                let metadata = &volume["metadata"];
+                let as_seen =
+                    json!({ "uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"] });
+                let _ = self.api.delete(WORLD, &place, &json!({ "preconditions": as_seen }));
                 return;
             }
             None => "Released",
