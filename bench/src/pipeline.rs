@@ -137,7 +137,7 @@ fn on_all_cores(runtime: &Runtime, data: &Bytes) -> Result<f64> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let times: Vec<Result<f64>> = std::thread::scope(|scope| {
             let workers: Vec<_> =
-                (0..threads).map(|_| scope.spawn(|| write_regions(&writer, &next, data))).collect();
+                (0..threads).map(|_| scope.spawn(|| write_regions(objects, &writer, &next, data))).collect();
             let panicked = || Err(anyhow::anyhow!("a measured thread panicked"));
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
         });
@@ -149,7 +149,7 @@ fn on_all_cores(runtime: &Runtime, data: &Bytes) -> Result<f64> {
 }
 
 /// Cuts and writes regions, in turn with others, until there are none left; returns the processor time that took.
-fn write_regions(writer: &RegionWriter, next: &Mutex<usize>, data: &[u8]) -> Result<f64> {
+fn write_regions(objects: &Objects, writer: &RegionWriter, next: &Mutex<usize>, data: &[u8]) -> Result<f64> {
     let start = processor_time();
     loop {
         let mut next = next.lock().map_err(|_| anyhow::anyhow!("a measured thread panicked"))?;
@@ -160,7 +160,9 @@ fn write_regions(writer: &RegionWriter, next: &Mutex<usize>, data: &[u8]) -> Res
         let pieces = writer.cut(region, *next + region.len() == data.len())?;
         *next += usize::try_from(pieces.bytes())?;
         drop(next);
-        writer.write(region, &pieces)?;
+        let mut buffer = objects.contents().take_buffer(region.len())?;
+        buffer.as_mut().copy_from_slice(region);
+        writer.write(buffer, &pieces)?;
     }
 }
 

@@ -7,14 +7,18 @@
 //!
 //! What the budget bounds must not pile up elsewhere: [`be_frugal`] sees to that.
 //!
+//! Large buffers that come and go come from a [`BufferPool`], which draws on the budget once.
+//!
 //! Threads wait with [`Budget::reserve`]; async code waits with [`Budget::reserve_async`].
 
 #![deny(unsafe_code)]
 
 mod allocator;
 mod cgroup;
+mod pool;
 mod semaphore;
 
 pub use allocator::be_frugal;
 pub use cgroup::{CgroupLimit, default_bytes, memory_limit};
+pub use pool::{Buffer, BufferPool, Loan};
 pub use semaphore::{Budget, Reservation, TooLarge};

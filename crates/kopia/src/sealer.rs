@@ -4,7 +4,7 @@
 use crate::{Environment, Error, Result};
 use bytes::Bytes;
 use lifeboat_index::{ContentId, Prefix};
-use lifeboat_primitives::aead::{Cipher, CipherAlgorithm, OVERHEAD, StreamVerifier};
+use lifeboat_primitives::aead::{Cipher, CipherAlgorithm, NONCE_LEN, OVERHEAD, StreamVerifier, TAG_LEN};
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_primitives::ecc;
 use lifeboat_primitives::hash::{Digest, HashAlgorithm, Hasher};
@@ -119,6 +119,15 @@ impl Sealer {
         match &self.ecc {
             None => Ok(self.cipher.seal_to(&self.environment, id, plain, out)?),
             Some(_) => Err(Error::Invalid("error-corrected data has no length of its own".into())),
+        }
+    }
+
+    /// Seals `data` under `id` where it lies; returns what belongs in front of it and behind it. On failure `data` is worth
+    /// nothing any more.
+    pub fn seal_in_place(&self, id: &[u8], data: &mut [u8]) -> Result<([u8; NONCE_LEN], [u8; TAG_LEN])> {
+        match &self.ecc {
+            None => Ok(self.cipher.seal_in_place(&self.environment, id, data)?),
+            Some(_) => Err(Error::Invalid("error correction needs room of its own".into())),
         }
     }
 

@@ -3,13 +3,15 @@
 
 mod common;
 
-use common::{create, noise, options, worker};
+use common::{create, create_with, noise, options, worker};
 use futures::TryStreamExt;
 use lifeboat_blobs::MemoryStore;
 use lifeboat_blobs::{BlobMetadata, BlobStore};
+use lifeboat_budget::{Budget, Buffer};
 use lifeboat_index::{ContentId, Deleted, Prefix};
 use lifeboat_kopia::Error;
 use lifeboat_kopia::content::{ContentRange, ContentStore, ContentToWrite};
+use lifeboat_kopia::format::CreateOptions;
 use lifeboat_kopia::repo::{Access, Repository};
 use lifeboat_primitives::compress::Compressor;
 use std::sync::Arc;
@@ -95,6 +97,109 @@ async fn what_is_there_is_not_written_again() {
     let packs = names(&store, "p").await;
     repository.flush().await.unwrap();
     assert_eq!(names(&store, "p").await, packs);
+}
+
+/// A buffer with this data.
+fn buffer_of(contents: &ContentStore, data: &[u8]) -> Buffer {
+    let mut buffer = contents.take_buffer(data.len()).unwrap();
+    buffer.as_mut().copy_from_slice(data);
+    buffer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contents_in_a_buffer_are_written_like_others() {
+    let store = MemoryStore::new();
+    let repository = create(Arc::new(store.clone())).await;
+    let contents = repository.contents().clone();
+    let before = contents.totals().new_contents;
+    let mut data = noise(5, 8 << 20);
+    data.copy_within(0..1 << 20, 3 << 20);
+    // One that is known, one that is there twice, small and empty ones, and gaps between them.
+    let known = 6 << 20..7 << 20;
+    let ranges = [
+        0..1 << 20,
+        1 << 20..(3 << 20) - 5,
+        3 << 20..4 << 20,
+        5 << 20..5 << 20,
+        (5 << 20) + 1..(5 << 20) + 99,
+        known.clone(),
+    ];
+    let (writing, all, wanted) = (contents.clone(), data.clone(), ranges.clone());
+    let ids = worker(move || {
+        writing.write(&item(&all[known])).unwrap();
+        let ids = writing.write_buffer(buffer_of(&writing, &all), &wanted, Prefix::NONE).unwrap();
+        let items: Vec<_> = wanted.iter().map(|range| item(&all[range.clone()])).collect();
+        assert_eq!(writing.write_batch(&items).unwrap(), ids);
+        ids
+    })
+    .await;
+    assert_eq!((ids[0], contents.totals().new_contents - before), (ids[2], 5));
+    for (id, range) in ids.iter().zip(&ranges) {
+        assert!(contents.read(id).await.unwrap() == data[range.clone()], "from memory: {range:?}");
+    }
+    repository.flush().await.unwrap();
+    let other = Repository::open(options(Arc::new(store))).await.unwrap();
+    for (id, range) in ids.iter().zip(&ranges) {
+        assert!(other.contents().read(id).await.unwrap() == data[range.clone()], "from its pack: {range:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contents_that_overlap_or_are_not_in_their_buffer_are_refused() {
+    let repository = create(Arc::new(MemoryStore::new())).await;
+    let contents = repository.contents().clone();
+    let data = noise(6, 3 << 20);
+    let (id, expected) = worker(move || {
+        for ranges in [[0..2 << 20, (2 << 20) - 1..3 << 20], [0..1 << 20, 2 << 20..(3 << 20) + 1]] {
+            let refused = contents.write_buffer(buffer_of(&contents, &data), &ranges, Prefix::NONE);
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        }
+        let all = std::slice::from_ref(&(0..3 << 20));
+        let ids = contents.write_buffer(buffer_of(&contents, &data), all, Prefix::NONE).unwrap();
+        (ids[0], data)
+    })
+    .await;
+    assert!(repository.contents().read(&id).await.unwrap() == expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn threads_that_write_the_same_from_buffers_write_it_once_within_their_memory() {
+    let store = MemoryStore::new();
+    let mut small = options(Arc::new(store.clone()));
+    small.budget = Budget::new(32 << 20);
+    let repository = create_with(small, &CreateOptions::default()).await;
+    let contents = repository.contents().clone();
+    let before = contents.totals().new_contents;
+    let (writing, loan) = (contents.clone(), repository.budget().try_reserve(8 << 20).unwrap());
+    let data: Vec<Vec<u8>> = (0..24).map(|seed| noise(seed, 4 << 20)).collect();
+    let (ids, expected) = worker(move || {
+        let _loan = writing.lend(loan).unwrap();
+        let chunks: Vec<_> = (0..4).map(|n: usize| n << 20..(n + 1) << 20).collect();
+        let ids = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    let (writing, data, chunks) = (&writing, &data, &chunks);
+                    scope.spawn(move || {
+                        let turn = data.iter().cycle().skip(thread * 5).take(data.len());
+                        turn.map(|data| {
+                            writing.write_buffer(buffer_of(writing, data), chunks, Prefix::NONE).unwrap()
+                        })
+                        .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).next().unwrap()
+        });
+        (ids, data)
+    })
+    .await;
+    assert_eq!(contents.totals().new_contents - before, 24 * 4);
+    repository.flush().await.unwrap();
+    for (ids, data) in ids.iter().zip(&expected) {
+        for (id, chunk) in ids.iter().zip(data.chunks(1 << 20)) {
+            assert!(contents.read(id).await.unwrap() == chunk);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

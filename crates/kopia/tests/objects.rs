@@ -5,6 +5,7 @@ mod common;
 
 use common::{create_with, noise, options, worker};
 use lifeboat_blobs::MemoryStore;
+use lifeboat_budget::Buffer;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::format::CreateOptions;
 use lifeboat_kopia::object::{
@@ -109,6 +110,13 @@ async fn objects_of_all_sizes_come_back_and_do_not_depend_on_how_they_were_hande
     repository.flush().await.unwrap();
 }
 
+/// A buffer with this data.
+fn buffer_of(objects: &Objects, data: &[u8]) -> Buffer {
+    let mut buffer = objects.contents().take_buffer(data.len()).unwrap();
+    buffer.as_mut().copy_from_slice(data);
+    buffer
+}
+
 /// Cuts all of `data` in regions of `size`, with zeros at their beginning as such if `holes` says so.
 fn cut(writer: &RegionWriter, data: &[u8], size: usize, holes: bool) -> Vec<(Range<usize>, Pieces)> {
     let mut regions = Vec::new();
@@ -146,11 +154,11 @@ async fn regions_written_by_many_threads_give_the_same_object() {
                 let regions = cut(&writer, &data, size, false);
                 std::thread::scope(|scope| {
                     for thread in 0..3 {
-                        let (writer, regions, data) = (&writer, &regions, &data);
+                        let (writer, regions, data, objects) = (&writer, &regions, &data, &objects);
                         scope.spawn(move || {
                             // The last region first: order does not matter.
                             for (range, pieces) in regions.iter().rev().skip(thread).step_by(3) {
-                                writer.write(&data[range.clone()], pieces).unwrap();
+                                writer.write(buffer_of(objects, &data[range.clone()]), pieces).unwrap();
                             }
                         });
                     }
@@ -160,9 +168,10 @@ async fn regions_written_by_many_threads_give_the_same_object() {
             assert_eq!(by_regions.await, id, "{splitter} by {size}");
         }
         let writer = objects.region_writer(WriterOptions::default());
+        let writing = objects.clone();
         let empty = worker(move || {
             assert!(writer.finish().is_err(), "it has no end yet");
-            writer.write(&[], &writer.cut(&[], true).unwrap()).unwrap();
+            writer.write(buffer_of(&writing, &[]), &writer.cut(&[], true).unwrap()).unwrap();
             assert!(writer.cut(&[], true).is_err(), "nothing follows the end");
             writer.finish().unwrap()
         });
@@ -183,7 +192,7 @@ async fn a_checkpoint_of_regions_is_a_prefix_of_the_object() {
         assert_eq!(writer.checkpoint().unwrap(), None);
         // One is missing.
         for (range, pieces) in regions.iter().enumerate().filter(|(number, _)| *number != 4).map(|(_, r)| r) {
-            writer.write(&all[range.clone()], pieces).unwrap();
+            writer.write(buffer_of(&writing, &all[range.clone()]), pieces).unwrap();
         }
         assert!(writer.finish().is_err());
         writer.checkpoint().unwrap().unwrap()
@@ -218,7 +227,7 @@ async fn holes_give_the_same_object_as_the_zeros_that_they_stand_for() {
 
                 let writer = objects.region_writer(WriterOptions::default());
                 for (range, pieces) in cut(&writer, &data, 700_000, true) {
-                    writer.write(&data[range], &pieces).unwrap();
+                    writer.write(buffer_of(&objects, &data[range]), &pieces).unwrap();
                 }
                 (streamed, writer.finish().unwrap())
             })

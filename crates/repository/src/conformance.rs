@@ -8,9 +8,10 @@
 mod scattered;
 
 use crate::{
-    AccessMode, BackupMode, DataType, ErrorKind, Id, ManifestFilter, ObjectWriteOptions, Readiness,
-    Repository, RepositoryOptions, RepositoryService, Secret,
+    AccessMode, BackupMode, DataType, ErrorKind, Id, ManifestFilter, ObjectInBuffer, ObjectWriteOptions,
+    Readiness, Repository, RepositoryOptions, RepositoryService, Secret,
 };
+use lifeboat_budget::Buffer;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
@@ -67,6 +68,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ("what was flushed is seen by another handle, what was not is not", visibility),
     ("a checkpoint is a readable prefix of the object", checkpoints),
     ("an object by regions from several threads is the one written in order", regions),
+    ("what lies in a buffer is written like anything else", buffers),
     ("objects are joined without copying", concatenation),
     ("an object is written at offsets from several threads", positional_writes),
     ("unwritten ranges are zeros in a full object", holes),
@@ -335,12 +337,12 @@ fn regions(harness: &dyn Harness) {
     assert_eq!(at, data.len());
     assert!(writer.cut(&data, true).is_err(), "nothing follows the end");
     let checkpoints = std::thread::scope(|scope| {
-        let (writer, data, regions) = (&writer, &data, &regions);
+        let (writer, data, regions, repository) = (&writer, &data, &regions, &*repository);
         let threads = [0, 1].map(|thread| {
             scope.spawn(move || {
                 // The last ones first: order does not matter.
                 for (range, pieces) in regions.iter().rev().skip(thread).step_by(2) {
-                    writer.write(&data[range.clone()], pieces).unwrap();
+                    writer.write(buffer_of(repository, &data[range.clone()]), pieces).unwrap();
                 }
                 writer.checkpoint().unwrap()
             })
@@ -355,8 +357,53 @@ fn regions(harness: &dyn Harness) {
 
     let incomplete = repository.new_object_by_regions(&options).unwrap();
     let first = &data[..region];
-    incomplete.write(first, &incomplete.cut(first, false).unwrap()).unwrap();
+    let pieces = incomplete.cut(first, false).unwrap();
+    incomplete.write(buffer_of(&*repository, first), &pieces).unwrap();
     assert!(incomplete.result().is_err(), "an object without an end has no id");
+}
+
+/// A buffer with this data.
+fn buffer_of(repository: &dyn Repository, data: &[u8]) -> Buffer {
+    let mut buffer = repository.take_buffer(data.len()).unwrap();
+    buffer.as_mut().copy_from_slice(data);
+    buffer
+}
+
+/// Objects and ranges that lie in a buffer are the same as those that are handed in one by one.
+fn buffers(harness: &dyn Harness) {
+    let (_, repository) = fresh(harness);
+    let data = noise(77, 9 << 20);
+    let (one, other) = (file_options(), ObjectWriteOptions { compressor: "zstd".into(), ..file_options() });
+    for kinds in [[&one, &one], [&one, &other]] {
+        let ranges = [0..3 << 20, 3 << 20..3 << 20, (3 << 20) + 5..(4 << 20), 5 << 20..(7 << 20) + 1];
+        let objects = ranges.clone().into_iter().zip(kinds.iter().cycle());
+        let objects: Vec<_> = objects.map(|(range, options)| ObjectInBuffer { range, options }).collect();
+        let ids = repository.write_objects_of(buffer_of(&*repository, &data), &objects).unwrap();
+        for (range, id) in ranges.into_iter().zip(ids) {
+            assert!(read(&*repository, &id) == data[range.clone()], "{range:?}");
+        }
+    }
+    let beyond = [ObjectInBuffer { range: 0..data.len() + 1, options: &one }];
+    assert!(repository.write_objects_of(buffer_of(&*repository, &data), &beyond).is_err());
+
+    if repository.features().concurrent_write_at {
+        let length = Some(12 << 20);
+        let options = ObjectWriteOptions { access_mode: AccessMode::Block, length, ..file_options() };
+        let writer = repository.new_object(&options).unwrap();
+        let ranges = [0..1 << 20, 2 << 20..(5 << 20) + 7, 8 << 20..9 << 20];
+        writer.write_buffer_at(1 << 20, buffer_of(&*repository, &data), &ranges).unwrap();
+        let far = writer.write_buffer_at(
+            4 << 20,
+            buffer_of(&*repository, &data),
+            std::slice::from_ref(&(0..9 << 20)),
+        );
+        assert!(far.is_err(), "beyond the end of the object");
+        let mut expected = vec![0; 12 << 20];
+        for range in ranges {
+            expected[range.start + (1 << 20)..range.end + (1 << 20)].copy_from_slice(&data[range]);
+        }
+        assert!(read(&*repository, &writer.result().unwrap()) == expected);
+    }
 }
 
 fn concatenation(harness: &dyn Harness) {

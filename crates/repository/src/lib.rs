@@ -25,6 +25,6 @@ pub use options::{
 pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
 pub use traits::{
     Features, Id, MaintenanceMode, MaintenanceOutcome, Manifest, ManifestFilter, ManifestMetadata,
-    ObjectReader, ObjectWriter, Pieces, Readiness, RegionWriter, Repository, RepositoryService, WholeObject,
-    WrittenBytes,
+    ObjectInBuffer, ObjectReader, ObjectWriter, Pieces, Readiness, RegionWriter, Repository,
+    RepositoryService, WholeObject, WrittenBytes,
 };

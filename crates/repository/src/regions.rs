@@ -1,6 +1,7 @@
 //! Regions of one object for engines that only know how to write an object in order.
 
 use crate::{Error, ErrorKind, Id, ObjectWriter, Pieces, RegionWriter, Result};
+use lifeboat_budget::Buffer;
 use parking_lot::Mutex;
 
 /// Hands regions on to an [`ObjectWriter`] as soon as it is their turn: when they are cut.
@@ -51,7 +52,7 @@ impl RegionWriter for InOrder {
         Ok(Pieces::new(length, ()))
     }
 
-    fn write(&self, _region: &[u8], _pieces: &Pieces) -> Result<()> {
+    fn write(&self, _region: Buffer, _pieces: &Pieces) -> Result<()> {
         Ok(())
     }
 

@@ -5,9 +5,11 @@ use crate::{
     Error, ErrorKind, ObjectWriteOptions, RepositoryOptions, Result, ScatterOptions, ScatterTotals, Wanted,
 };
 use jiff::Timestamp;
+use lifeboat_budget::{Buffer, BufferPool, Loan, Reservation};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +122,28 @@ pub struct WholeObject<'a> {
     pub options: &'a ObjectWriteOptions,
 }
 
+/// The same for one that lies in a buffer.
+#[derive(Debug, Clone)]
+pub struct ObjectInBuffer<'a> {
+    /// Where its bytes are.
+    pub range: Range<usize>,
+    /// How to write it.
+    pub options: &'a ObjectWriteOptions,
+}
+
+/// Objects as they lie in a buffer.
+pub(crate) fn whole_objects<'a>(
+    buffer: &'a [u8],
+    objects: &[ObjectInBuffer<'a>],
+) -> Result<Vec<WholeObject<'a>>> {
+    let outside = || Error::new(ErrorKind::InvalidInput, "an object is not in its buffer");
+    let borrow = |object: &ObjectInBuffer<'a>| {
+        let data = buffer.get(object.range.clone()).ok_or_else(outside)?;
+        Ok(WholeObject { data, options: object.options })
+    };
+    objects.iter().map(borrow).collect()
+}
+
 /// What an open repository has written since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WrittenBytes {
@@ -187,6 +211,25 @@ pub trait Repository: Send + Sync {
             writer.result()
         };
         objects.iter().map(write_one).collect()
+    }
+
+    /// Memory for data that is going to be written: what is written from such a buffer is not copied by engines that need
+    /// not. Waits until there is some. Whoever waits must not hold another such buffer.
+    fn take_buffer(&self, len: usize) -> Result<Buffer> {
+        let mut buffer = BufferPool::new(0, None).take_anyway(len);
+        let enough = buffer.extend(len).is_some();
+        enough.then_some(buffer).ok_or_else(|| Error::new(ErrorKind::Other, "a buffer is too small"))
+    }
+
+    /// Adds to the memory that such buffers come from, and that data is in until it is stored, until the loan is
+    /// dropped.
+    fn lend(&self, memory: Reservation) -> Result<Loan> {
+        Ok(BufferPool::new(0, None).lend(memory))
+    }
+
+    /// Writes many small objects that lie in one buffer, in order and apart from each other; ids in the same order.
+    fn write_objects_of(&self, buffer: Buffer, objects: &[ObjectInBuffer<'_>]) -> Result<Vec<Id>> {
+        self.write_objects(&whole_objects(buffer.as_ref(), objects)?)
     }
 
     /// Starts a new object that is so large that several threads shall work on it.
@@ -267,6 +310,15 @@ pub trait ObjectWriter: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, "this object was not opened for writing at offsets"))
     }
 
+    /// The same for ranges of a buffer that begins at `offset`; they are in order and apart from each other.
+    fn write_buffer_at(&self, offset: u64, buffer: Buffer, ranges: &[Range<usize>]) -> Result<()> {
+        let outside = || Error::new(ErrorKind::InvalidInput, "a range is not in its buffer");
+        ranges.iter().try_for_each(|range| {
+            let data = buffer.as_ref().get(range.clone()).ok_or_else(outside)?;
+            self.write_at(offset + range.start as u64, data)
+        })
+    }
+
     /// An id for what was written so far, usable once the repository was flushed; `None` if the engine has no such.
     fn checkpoint(&mut self) -> Result<Option<Id>>;
 
@@ -278,8 +330,7 @@ pub trait ObjectWriter: Send + Sync {
 /// of its bytes in order.
 ///
 /// Threads take turns: one reads the region that follows what was cut so far and has it [cut](RegionWriter::cut), which
-/// is fast; then the next one does, while the first [writes](RegionWriter::write) its pieces. The memory is theirs, and
-/// nothing of it is kept.
+/// is fast; then the next one does, while the first [writes](RegionWriter::write) its pieces.
 pub trait RegionWriter: Send + Sync {
     /// The longest piece. No region may be shorter, unless the object ends with it.
     fn longest_piece(&self) -> usize;
@@ -292,8 +343,8 @@ pub trait RegionWriter: Send + Sync {
     /// none.
     fn cut_zeros(&self, length: u64) -> Result<Pieces>;
 
-    /// Writes the pieces of a region, on any thread and in any order.
-    fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()>;
+    /// Writes the pieces of a region, on any thread and in any order. Its memory becomes free when they are stored.
+    fn write(&self, region: Buffer, pieces: &Pieces) -> Result<()>;
 
     /// An id for a prefix of what was written so far, usable once the repository was flushed; `None` if there is
     /// none.

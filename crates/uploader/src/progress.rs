@@ -1,6 +1,5 @@
 //! Counters that only grow, and the switch that ends a run early.
 
-use lifeboat_budget::{Budget, Reservation};
 use lifeboat_repository::Repository;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -234,17 +233,6 @@ impl Cancel {
             drop(ended_out);
             outcome
         })
-    }
-
-    /// Waits for memory, unless the run is to end.
-    pub(crate) fn reserve(&self, budget: &Budget, bytes: u64) -> crate::Result<Reservation> {
-        loop {
-            self.check()?;
-            if let Some(memory) = budget.try_reserve(bytes.min(budget.total())) {
-                return Ok(memory);
-            }
-            std::thread::sleep(PATIENCE);
-        }
     }
 
     pub(crate) fn check(&self) -> crate::Result<()> {

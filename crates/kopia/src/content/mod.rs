@@ -7,6 +7,7 @@
 mod cache;
 mod committed;
 mod flush;
+mod in_place;
 mod iterate;
 mod load;
 mod merge;
@@ -27,7 +28,7 @@ pub use presence::MissingPacks;
 pub use recover::{PackChoice, RecoverOptions, RecoverReport, UnreadPack};
 pub use session::ClientIdentity;
 
-use crate::pack::{PackKind, PiecePool};
+use crate::pack::PackKind;
 use crate::sealer::Sealer;
 use crate::{Environment, Error, Result};
 use async_trait::async_trait;
@@ -36,7 +37,7 @@ use cache::MetadataCache;
 use committed::CommittedIndex;
 use jiff::SignedDuration;
 use lifeboat_blobs::{BlobMetadata, BlobStore, ErrorKind, Operation, PutOptions, Retention};
-use lifeboat_budget::{Budget, Reservation};
+use lifeboat_budget::{Budget, BufferPool, Reservation};
 use lifeboat_index::{Catalog, CatalogOptions, IndexEntry, IndexVersion, Prefix, Snapshot};
 use lifeboat_primitives::aead::OVERHEAD;
 use lifeboat_primitives::compress::Compressor;
@@ -248,7 +249,7 @@ impl ContentStore {
             false => None,
             true => {
                 let share = write_share(&budget, format.max_pack_size).await?;
-                let pool = PiecePool::new(share.bytes() as usize, Some(share));
+                let pool = BufferPool::new(share.bytes() as usize, Some(share));
                 Some(Writer::new(pool, options.parallel_puts, environment.clock.now()))
             }
         };

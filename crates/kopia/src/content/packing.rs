@@ -1,18 +1,19 @@
 //! From contents to packs: compress, seal, append, and send what is full. Runs on the threads of the writers.
 
-use super::ContentStore;
 use super::session::{Pending, WriteSession};
 use super::write::{Job, later_than};
 use super::writer::{Writer, WriterState};
-use crate::pack::{PackBuilder, PackKind, PackRecord, Piece};
+use super::{ContentStore, ContentToWrite};
+use crate::pack::{PackBuilder, PackKind, PackRecord};
 use crate::sealer::seal_id;
 use crate::{Error, Result};
+use lifeboat_budget::Buffer;
 use parking_lot::MutexGuard;
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 /// Sealed contents below this are copied into the pack's room; larger ones become pieces of their own.
-const SMALL: usize = 64 << 10;
+pub(super) const SMALL: usize = 64 << 10;
 /// How much room for small contents a pack gets at a time.
 const ROOM: usize = 512 << 10;
 /// Contents of a batch are sealed into one piece until it has this size.
@@ -33,7 +34,7 @@ enum PreparedBytes<'a> {
 
 impl ContentStore {
     /// Seals the jobs, small ones of a kind together, and adds them to packs.
-    pub(super) fn seal_all(&self, writer: &Writer, jobs: Vec<Job<'_>>) -> Result<()> {
+    pub(super) fn seal_all(&self, writer: &Writer, jobs: &[Job<&ContentToWrite<'_>>]) -> Result<()> {
         let now = self.shared.environment.clock.now().as_second();
         for kind in PackKind::ALL {
             let mut group = Vec::new();
@@ -55,7 +56,7 @@ impl ContentStore {
     }
 
     /// Compresses a content if that was asked for and makes it shorter.
-    fn prepare<'a>(&self, job: &Job<'a>, now: i64) -> Result<Prepared<'a>> {
+    fn prepare<'a>(&self, job: &Job<&ContentToWrite<'a>>, now: i64) -> Result<Prepared<'a>> {
         let shared = &self.shared;
         let (bytes, compression) = match job.item.compression {
             Some(compressor) if shared.format.supports_compression() => {
@@ -68,17 +69,27 @@ impl ContentStore {
             }
             _ => (Cow::Borrowed(job.item.data), 0),
         };
-        let record = PackRecord {
+        self.prepared(self.new_record(job, job.item.data.len(), compression, now), bytes)
+    }
+
+    /// The entry of a new content that is not sealed yet.
+    pub(super) fn new_record<T>(
+        &self,
+        job: &Job<T>,
+        original_length: usize,
+        compression: u32,
+        now: i64,
+    ) -> PackRecord {
+        PackRecord {
             id: job.id,
             offset: 0,
             packed_length: 0,
-            original_length: job.item.data.len() as u32,
+            original_length: original_length as u32,
             timestamp: later_than(now, job.after),
             compression,
-            format_version: shared.format.version,
+            format_version: self.shared.format.version,
             deleted: false,
-        };
-        self.prepared(record, bytes)
+        }
     }
 
     pub(super) fn prepared<'a>(&self, mut record: PackRecord, plain: Cow<'a, [u8]>) -> Result<Prepared<'a>> {
@@ -108,12 +119,12 @@ impl ContentStore {
             let records = self.seal_into(&group, &mut sealed)?;
             return self.append_small(writer, kind, &sealed, &records);
         }
-        let mut piece = self.take_piece(writer, len)?;
+        let mut piece = self.take_memory(writer, len)?;
         let out = piece.extend(len).ok_or_else(|| Error::Worker("a piece is too small".into()))?;
         let records = self.seal_into(&group, out)?;
         let mut state = writer.state.lock();
         let (number, pack) = self.open_pack(&mut state, kind)?;
-        let offset = pack.append(piece);
+        let offset = pack.append([piece.into_bytes()]);
         self.add_records(writer, state, kind, number, offset, &records)
     }
 
@@ -146,7 +157,7 @@ impl ContentStore {
         sealed: &[u8],
         records: &[PackRecord],
     ) -> Result<()> {
-        let mut spare: Option<Piece> = None;
+        let mut spare: Option<Buffer> = None;
         loop {
             let mut state = writer.state.lock();
             let (number, pack) = self.open_pack(&mut state, kind)?;
@@ -158,13 +169,13 @@ impl ContentStore {
                 None => {
                     // Memory is waited for without the lock; another thread may have added room meanwhile.
                     drop(state);
-                    spare = Some(self.take_piece(writer, ROOM)?);
+                    spare = Some(self.take_memory(writer, ROOM)?);
                 }
             }
         }
     }
 
-    fn open_pack<'s>(
+    pub(super) fn open_pack<'s>(
         &self,
         state: &'s mut MutexGuard<'_, WriterState>,
         kind: PackKind,
@@ -174,7 +185,7 @@ impl ContentStore {
     }
 
     /// Enters what was appended at `offset`, and sends the pack if it is full.
-    fn add_records(
+    pub(super) fn add_records(
         &self,
         writer: &Writer,
         mut state: MutexGuard<'_, WriterState>,
@@ -219,11 +230,11 @@ impl ContentStore {
         self.send_pack(writer, id, marker, number, pack);
     }
 
-    /// A piece for `len` bytes; see [`Writer`] for what happens when memory is used up.
-    fn take_piece(&self, writer: &Writer, len: usize) -> Result<Piece> {
+    /// A buffer for `len` bytes; see [`Writer`] for what happens when memory is used up.
+    pub(super) fn take_memory(&self, writer: &Writer, len: usize) -> Result<Buffer> {
         loop {
-            if let Some(piece) = writer.pool.take(len) {
-                return Ok(piece);
+            if let Some(buffer) = writer.pool.take(len) {
+                return Ok(buffer);
             }
             let mut state = writer.state.lock();
             state.check_failure()?;

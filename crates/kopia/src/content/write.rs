@@ -15,9 +15,10 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 /// A content that this thread has claimed and must write.
-pub(super) struct Job<'a> {
+pub(super) struct Job<T> {
     pub(super) id: ContentId,
-    pub(super) item: &'a ContentToWrite<'a>,
+    /// Which content it is.
+    pub(super) item: T,
     /// The time of an entry that the new one must be later than.
     pub(super) after: Option<i64>,
     /// What the session had in the place of the claim.
@@ -30,10 +31,15 @@ enum Published {
     Absent,
 }
 
-impl Job<'_> {
+impl<T> Job<T> {
     /// What it takes to give the claim up.
-    fn claim(&self) -> (ContentId, Option<Pending>) {
+    pub(super) fn claim(&self) -> (ContentId, Option<Pending>) {
         (self.id, self.before)
+    }
+
+    /// The same work for the content as something else names it.
+    pub(super) fn with_item<U>(&self, item: U) -> Job<U> {
+        Job { id: self.id, item, after: self.after, before: self.before }
     }
 }
 
@@ -86,7 +92,7 @@ impl ContentStore {
         self.delete_in_batch(writer, id)
     }
 
-    fn name_all(&self, items: &[ContentToWrite<'_>]) -> Result<Vec<ContentId>> {
+    pub(super) fn name_all(&self, items: &[ContentToWrite<'_>]) -> Result<Vec<ContentId>> {
         if let Some(item) = items.iter().find(|item| item.data.len() > MAX_CONTENT_LEN) {
             return Err(Error::Invalid(format!("a content of {} bytes is too large", item.data.len())));
         }
@@ -94,18 +100,24 @@ impl ContentStore {
         let inputs: Vec<&[u8]> = items.iter().map(|item| item.data).collect();
         let mut digests = vec![Digest::default(); inputs.len()];
         sealer.hasher().hash_many(&inputs, &mut digests);
+        if let Some(writer) = &self.shared.writer {
+            let bytes = inputs.iter().map(|input| input.len() as u64).sum();
+            writer.counters.hashed_contents.fetch_add(inputs.len() as u64, Ordering::Relaxed);
+            writer.counters.hashed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         items.iter().zip(&digests).map(|(item, digest)| sealer.content_id(item.prefix, digest)).collect()
     }
 
     fn write_named(&self, writer: &Writer, items: &[ContentToWrite<'_>], ids: &[ContentId]) -> Result<()> {
-        let counters = &writer.counters;
-        counters.hashed_contents.fetch_add(items.len() as u64, Ordering::Relaxed);
-        let bytes = items.iter().map(|item| item.data.len() as u64).sum();
-        counters.hashed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.write_open(writer, distinct(ids, items))
+    }
 
-        let mut seen = HashSet::with_capacity(ids.len());
-        let mut open: Vec<(ContentId, &ContentToWrite<'_>)> =
-            ids.iter().copied().zip(items).filter(|(id, _)| seen.insert(*id)).collect();
+    /// Writes contents that are named and counted.
+    pub(super) fn write_open(
+        &self,
+        writer: &Writer,
+        mut open: Vec<(ContentId, &ContentToWrite<'_>)>,
+    ) -> Result<()> {
         // Each round writes what this thread could claim. What another thread had claimed is waited for, and
         // claimed in the next round if that thread gave it up; own claims are settled by then, so no two threads
         // wait for each other.
@@ -119,11 +131,11 @@ impl ContentStore {
 
     /// Claims the contents that are not there; returns them and those that other threads are writing.
     #[allow(clippy::type_complexity)]
-    fn claim<'a>(
+    pub(super) fn claim<T>(
         &self,
         writer: &Writer,
-        wanted: Vec<(ContentId, &'a ContentToWrite<'a>)>,
-    ) -> Result<(Vec<Job<'a>>, Vec<(ContentId, &'a ContentToWrite<'a>)>)> {
+        wanted: Vec<(ContentId, T)>,
+    ) -> Result<(Vec<Job<T>>, Vec<(ContentId, T)>)> {
         let (mut jobs, mut others) = (Vec::new(), Vec::new());
         {
             let mut state = writer.state.lock();
@@ -165,7 +177,7 @@ impl ContentStore {
 
     /// Whether the published index has a claimed content; if only as deleted, the new entry must be later. A deletion that
     /// the watermark hides counts as well: it would outrank an entry by a clock that is behind, and hide that, too.
-    fn ask_published(&self, job: &mut Job<'_>) -> Result<Published> {
+    fn ask_published<T>(&self, job: &mut Job<T>) -> Result<Published> {
         let committed = &self.shared.committed;
         // What this session deleted is written again, whatever the published index says, and so is what is lost.
         if job.after.is_none()
@@ -180,7 +192,7 @@ impl ContentStore {
     }
 
     /// Takes back claims of this thread.
-    fn give_up(&self, writer: &Writer, claims: &[(ContentId, Option<Pending>)]) {
+    pub(super) fn give_up(&self, writer: &Writer, claims: &[(ContentId, Option<Pending>)]) {
         if claims.is_empty() {
             return;
         }
@@ -200,11 +212,11 @@ impl ContentStore {
     }
 
     /// Waits until no content of `claimed` is being written by another thread; returns those that were given up.
-    fn wait_for<'a>(
+    pub(super) fn wait_for<T>(
         &self,
         writer: &Writer,
-        mut claimed: Vec<(ContentId, &'a ContentToWrite<'a>)>,
-    ) -> Vec<(ContentId, &'a ContentToWrite<'a>)> {
+        mut claimed: Vec<(ContentId, T)>,
+    ) -> Vec<(ContentId, T)> {
         let mut state = writer.state.lock();
         while claimed.iter().any(|(id, _)| matches!(state.pending(id), Some(Pending::Claimed))) {
             writer.settled.wait(&mut state);
@@ -216,15 +228,23 @@ impl ContentStore {
         claimed
     }
 
-    fn write_claimed(&self, writer: &Writer, jobs: Vec<Job<'_>>) -> Result<()> {
+    fn write_claimed(&self, writer: &Writer, jobs: Vec<Job<&ContentToWrite<'_>>>) -> Result<()> {
         let claims: Vec<_> = jobs.iter().map(Job::claim).collect();
-        let written = self.seal_all(writer, jobs);
-        if written.is_err() {
-            self.give_up(writer, &claims);
-        } else {
-            writer.wake_all();
+        self.settle_claims(writer, &claims, self.seal_all(writer, &jobs))
+    }
+
+    /// Tells others that the work on claimed contents has ended; if it failed, the claims are taken back.
+    pub(super) fn settle_claims<T>(
+        &self,
+        writer: &Writer,
+        claims: &[(ContentId, Option<Pending>)],
+        outcome: Result<T>,
+    ) -> Result<T> {
+        match &outcome {
+            Ok(_) => writer.wake_all(),
+            Err(_) => self.give_up(writer, claims),
         }
-        written
+        outcome
     }
 
     fn delete_in_batch(&self, writer: &Writer, id: &ContentId) -> Result<()> {
@@ -321,11 +341,7 @@ impl ContentStore {
             let len = prepared.sealed_len;
             self.seal_group(writer, PackKind::of(entry.id.prefix()), vec![prepared], len)
         });
-        match &written {
-            Ok(()) => writer.wake_all(),
-            Err(_) => self.give_up(writer, &[(entry.id, before)]),
-        }
-        written.map(|()| true)
+        self.settle_claims(writer, &[(entry.id, before)], written).map(|()| true)
     }
 
     /// Claims a content that is to be moved; returns what the session had in its place. `None` if the content is not as
@@ -350,6 +366,12 @@ impl ContentStore {
             false => Ok(None),
         }
     }
+}
+
+/// Contents with their ids, each id once.
+pub(super) fn distinct<T>(ids: &[ContentId], items: impl IntoIterator<Item = T>) -> Vec<(ContentId, T)> {
+    let mut seen = HashSet::with_capacity(ids.len());
+    ids.iter().copied().zip(items).filter(|(id, _)| seen.insert(*id)).collect()
 }
 
 /// The time of a new entry: now, or just after the entry that it replaces.

@@ -2,11 +2,11 @@
 
 use super::ContentStore;
 use super::session::{PackState, Pending, WriteSession};
-use crate::pack::PiecePool;
 use crate::session::SessionId;
 use crate::{Error, Result};
 use bytes::Bytes;
 use jiff::Timestamp;
+use lifeboat_budget::BufferPool;
 use lifeboat_index::{ContentId, IndexEntry};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
@@ -16,13 +16,13 @@ use tokio::sync::{Notify, Semaphore};
 
 /// The writing half of a [`ContentStore`].
 ///
-/// Memory: sealed bytes live in pieces of `pool` from before they are sealed until their pack is in the store. When
+/// Memory: data lives in buffers of `pool`, from before it is read or sealed until its pack is in the store. When
 /// the pool is used up, the largest open pack is sent early, and the thread waits for packs on their way. A thread
-/// that finds neither takes its piece beyond the pool: then only its own content is in memory, so the excess is at
-/// most one content for each thread, and nothing ever waits for itself.
+/// that finds neither takes its buffer beyond the pool: then only what threads work on is in memory, so the excess is at
+/// most one buffer for each thread, and nothing ever waits for itself.
 #[derive(Debug)]
 pub(super) struct Writer {
-    pub(super) pool: PiecePool,
+    pub(super) pool: BufferPool,
     /// Held for reading while a batch is written; a flush takes it for writing for the moment in which it decides
     /// what belongs to it. So a batch is never torn between two flushes.
     pub(super) barrier: RwLock<()>,
@@ -67,7 +67,7 @@ pub(super) struct Counters {
 }
 
 impl Writer {
-    pub(super) fn new(pool: PiecePool, parallel_puts: usize, now: Timestamp) -> Self {
+    pub(super) fn new(pool: BufferPool, parallel_puts: usize, now: Timestamp) -> Self {
         let state = WriterState {
             current: None,
             closing: VecDeque::new(),

@@ -26,10 +26,11 @@ pub use writer::{ObjectWriter, WriterOptions};
 use crate::content::{ContentStore, ContentToWrite};
 use crate::{Error, Result};
 use bytes::Bytes;
-use lifeboat_budget::Budget;
+use lifeboat_budget::{Budget, Buffer};
 use lifeboat_index::Prefix;
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_primitives::splitter::SplitterAlgorithm;
+use std::ops::Range;
 use tokio::runtime::Handle;
 
 /// The objects of a repository. Cheap to clone.
@@ -139,6 +140,20 @@ impl Objects {
         Ok(ids)
     }
 
+    /// The same for objects that lie in one buffer, in order and apart from each other.
+    pub fn write_many_of(
+        &self,
+        buffer: Buffer,
+        objects: &[Range<usize>],
+        options: &WriterOptions,
+    ) -> Result<Vec<ObjectId>> {
+        let splitter = options.splitter.unwrap_or(self.splitter);
+        if objects.iter().all(|range| range.len() <= splitter.min_size()) {
+            return self.write_chunks_of(buffer, objects, options.prefix, options.compression);
+        }
+        self.write_many(&parts(buffer.as_ref(), objects)?, options)
+    }
+
     /// How many chunks of one object are best written at once. More than the hash has lanes: chunks differ in
     /// length, and a lane that is done early wants another one to go on with.
     fn batch(&self) -> usize {
@@ -161,6 +176,20 @@ impl Objects {
         Ok(self.contents.write_batch(&items)?.into_iter().map(ObjectId::direct).collect())
     }
 
+    /// The same for chunks that lie in one buffer, in order and apart from each other.
+    fn write_chunks_of(
+        &self,
+        buffer: Buffer,
+        chunks: &[Range<usize>],
+        prefix: Prefix,
+        compression: Option<Compressor>,
+    ) -> Result<Vec<ObjectId>> {
+        if compression.is_some() {
+            return self.write_chunks(&parts(buffer.as_ref(), chunks)?, prefix, compression);
+        }
+        Ok(self.contents.write_buffer(buffer, chunks, prefix)?.into_iter().map(ObjectId::direct).collect())
+    }
+
     fn write_compressed(&self, chunk: &[u8], compressor: Compressor) -> Result<ObjectId> {
         let mut compressed = Vec::with_capacity(chunk.len() / 2);
         compressor.compress(chunk, &mut compressed)?;
@@ -169,6 +198,12 @@ impl Objects {
         let id = self.contents.write(&ContentToWrite { data, prefix: Prefix::NONE, compression: None })?;
         Ok(if shorter { ObjectId::direct_compressed(id) } else { ObjectId::direct(id) })
     }
+}
+
+/// Parts of a buffer.
+fn parts<'a>(buffer: &'a [u8], ranges: &[Range<usize>]) -> Result<Vec<&'a [u8]>> {
+    let outside = || Error::Invalid("an object is not in its buffer".into());
+    ranges.iter().map(|range| buffer.get(range.clone()).ok_or_else(outside)).collect()
 }
 
 fn too_long(id: ObjectId, length: u64, limit: u64) -> Error {

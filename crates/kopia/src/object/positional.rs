@@ -4,7 +4,7 @@ use super::indirect::{self, Entry};
 use super::layout::read_part;
 use super::{ObjectId, ObjectReader, Objects, WriterOptions};
 use crate::{Error, Result};
-use lifeboat_budget::Reservation;
+use lifeboat_budget::{Buffer, Reservation};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,35 +78,57 @@ impl Objects {
 impl PositionalWriter {
     /// Writes `data` at `offset`.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let end = offset
-            .checked_add(data.len() as u64)
-            .filter(|end| *end <= self.options.length.unwrap_or(i64::MAX as u64));
-        let Some(end) = end else {
-            return Err(Error::Invalid(format!(
-                "cannot write {} bytes at {offset}: beyond the object",
-                data.len()
-            )));
-        };
-        {
-            let mut extent = self.extent.lock();
-            *extent = end.max(*extent);
-        }
+        let whole = self.write_edges(offset, data, std::iter::once(0..data.len()))?;
+        let chunks: Vec<_> = whole.iter().map(|(_, range)| &data[range.clone()]).collect();
+        let WriterOptions { prefix, compression, .. } = self.options.writer;
+        self.note(&whole, self.objects.write_chunks(&chunks, prefix, compression)?);
+        Ok(())
+    }
+
+    /// Writes ranges of a buffer that begins at `offset`; they are in order and apart from each other.
+    pub fn write_buffer_at(&self, offset: u64, buffer: Buffer, ranges: &[Range<usize>]) -> Result<()> {
+        let whole = self.write_edges(offset, buffer.as_ref(), ranges.iter().cloned())?;
+        let chunks: Vec<_> = whole.iter().map(|(_, range)| range.clone()).collect();
+        let WriterOptions { prefix, compression, .. } = self.options.writer;
+        self.note(&whole, self.objects.write_chunks_of(buffer, &chunks, prefix, compression)?);
+        Ok(())
+    }
+
+    /// Writes chunks that only a part is there of; returns the numbers of whole ones, and where they are.
+    fn write_edges(
+        &self,
+        offset: u64,
+        data: &[u8],
+        ranges: impl Iterator<Item = Range<usize>>,
+    ) -> Result<Vec<(u64, Range<usize>)>> {
+        let limit = self.options.length.unwrap_or(i64::MAX as u64);
         let size = self.options.chunk_size as u64;
-        let mut whole: Vec<(u64, &[u8])> = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let number = at / size;
-            let until = (number + 1).saturating_mul(size).min(end);
-            let part = &data[(at - offset) as usize..(until - offset) as usize];
-            if part.len() == self.full_len(number) {
-                whole.push((number, part));
-            } else {
-                self.write_part(number, (at - number * size) as usize, part)?;
+        let mut whole = Vec::new();
+        for range in ranges {
+            let end =
+                offset.checked_add(range.end as u64).filter(|end| *end <= limit && range.end <= data.len());
+            let Some(end) = end else {
+                let text = format!("cannot write {} bytes at {offset}: beyond the object", range.end);
+                return Err(Error::Invalid(text));
+            };
+            {
+                let mut extent = self.extent.lock();
+                *extent = end.max(*extent);
             }
-            at = until;
+            let mut at = offset + range.start as u64;
+            while at < end {
+                let number = at / size;
+                let until = (number + 1).saturating_mul(size).min(end);
+                let part = (at - offset) as usize..(until - offset) as usize;
+                if part.len() == self.full_len(number) {
+                    whole.push((number, part));
+                } else {
+                    self.write_part(number, (at - number * size) as usize, &data[part])?;
+                }
+                at = until;
+            }
         }
-        // Large batches would not be faster, and hold more locks.
-        whole.chunks(4).try_for_each(|batch| self.write_whole(batch))
+        Ok(whole)
     }
 
     /// The length of a chunk that nothing is missing of.
@@ -120,13 +142,11 @@ impl PositionalWriter {
         self.chunks.lock().entry(number).or_default().clone()
     }
 
-    fn write_whole(&self, batch: &[(u64, &[u8])]) -> Result<()> {
-        let slices: Vec<&[u8]> = batch.iter().map(|(_, data)| *data).collect();
-        let ids = self.store(&slices)?;
-        for ((number, _), id) in batch.iter().zip(ids) {
+    /// Notes chunks that were stored.
+    fn note(&self, chunks: &[(u64, Range<usize>)], ids: Vec<ObjectId>) {
+        for ((number, _), id) in chunks.iter().zip(ids) {
             self.chunk(*number).lock().state = ChunkState::Stored(id);
         }
-        Ok(())
     }
 
     fn write_part(&self, number: u64, at: usize, part: &[u8]) -> Result<()> {
@@ -173,12 +193,10 @@ impl PositionalWriter {
         Ok(())
     }
 
-    fn store(&self, chunks: &[&[u8]]) -> Result<Vec<ObjectId>> {
-        self.objects.write_chunks(chunks, self.options.writer.prefix, self.options.writer.compression)
-    }
-
     fn store_one(&self, chunk: &[u8]) -> Result<ObjectId> {
-        self.store(&[chunk])?.first().copied().ok_or_else(|| Error::Worker("a chunk got no id".into()))
+        let WriterOptions { prefix, compression, .. } = self.options.writer;
+        let ids = self.objects.write_chunks(&[chunk], prefix, compression)?;
+        ids.first().copied().ok_or_else(|| Error::Worker("a chunk got no id".into()))
     }
 
     /// Completes the object and returns its id.

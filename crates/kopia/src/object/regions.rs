@@ -3,6 +3,7 @@
 use super::indirect::{self, Entry};
 use super::{ObjectId, Objects, WriterOptions};
 use crate::{Error, Result};
+use lifeboat_budget::Buffer;
 use lifeboat_primitives::splitter::{Splitter, SplitterAlgorithm, WINDOW};
 use parking_lot::Mutex;
 
@@ -110,28 +111,31 @@ impl RegionWriter {
         self.state.lock().add(Kind::Zeros { count, length: piece }, false)
     }
 
-    /// Writes the pieces that a region was cut into.
-    pub fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()> {
-        let zeros;
-        let (chunks, repeated): (Vec<&[u8]>, usize) = match &pieces.kind {
+    /// Writes the pieces that a region was cut into; the object keeps the region.
+    pub fn write(&self, region: Buffer, pieces: &Pieces) -> Result<()> {
+        let WriterOptions { prefix, compression, .. } = self.options;
+        match &pieces.kind {
             Kind::Data(ends) => {
                 let starts = std::iter::once(0).chain(ends.iter().copied());
-                let chunks = starts.zip(ends).map(|(start, end)| region.get(start..*end));
-                let other = || Error::Invalid("pieces of another region".to_owned());
-                (chunks.collect::<Option<_>>().ok_or_else(other)?, 1)
+                let chunks: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
+                let ids = self.objects.write_chunks_of(region, &chunks, prefix, compression)?;
+                let mut state = self.state.lock();
+                let places = state.pieces.iter_mut().skip(pieces.first);
+                for ((place, chunk), id) in places.zip(chunks).zip(ids) {
+                    *place = Some((chunk.len() as u64, id));
+                }
             }
-            Kind::Zeros { count: 0, .. } => return Ok(()),
+            Kind::Zeros { count: 0, .. } => {}
             Kind::Zeros { count, length } => {
-                zeros = vec![0; *length];
-                (vec![&zeros], *count)
-            }
-        };
-        let ids = self.objects.write_chunks(&chunks, self.options.prefix, self.options.compression)?;
-        let mut state = self.state.lock();
-        for (number, (chunk, id)) in chunks.iter().zip(ids).enumerate() {
-            let first = pieces.first + number;
-            if let Some(places) = state.pieces.get_mut(first..first + repeated) {
-                places.fill(Some((chunk.len() as u64, id)));
+                let ids = self.objects.write_chunks(&[&vec![0; *length]], prefix, compression)?;
+                let zeros = ids.first().map(|id| (*length as u64, *id));
+                self.state
+                    .lock()
+                    .pieces
+                    .iter_mut()
+                    .skip(pieces.first)
+                    .take(*count)
+                    .for_each(|place| *place = zeros);
             }
         }
         Ok(())

@@ -1,11 +1,11 @@
 //! A pack that is being filled, kept as pieces so that nothing is copied when it is sent.
 
-use super::piece::Piece;
 use super::postamble::Postamble;
 use crate::sealer::Sealer;
 use crate::{Environment, Error, Result};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use lifeboat_blobs::{BlobId, Payload};
+use lifeboat_budget::Buffer;
 use lifeboat_index::{ContentId, IndexBuilder, IndexEntry, IndexVersion, PackName, Prefix};
 
 /// Random bytes at the start of every pack.
@@ -93,7 +93,7 @@ pub struct PackBuilder {
     /// Finished pieces, each with the offset of its end.
     pieces: Vec<(u64, Bytes)>,
     /// Small contents that are being joined into the next piece.
-    room: Option<Piece>,
+    room: Option<Buffer>,
     len: u64,
     records: Vec<PackRecord>,
     /// Deletions that were queued while the pack was open; they name other packs.
@@ -148,12 +148,12 @@ impl PackBuilder {
         self.records.is_empty()
     }
 
-    /// Adds a piece that holds whole sealed contents and returns where it starts. The caller follows with one
+    /// Adds whole sealed contents, in pieces, and returns where they start. The caller follows with one
     /// [`record`](Self::record) for each content.
-    pub fn append(&mut self, piece: Piece) -> u64 {
+    pub fn append(&mut self, pieces: impl IntoIterator<Item = Bytes>) -> u64 {
         self.close_room();
         let offset = self.len;
-        self.push(piece.into_bytes());
+        pieces.into_iter().for_each(|piece| self.push(piece));
         offset
     }
 
@@ -166,7 +166,7 @@ impl PackBuilder {
     }
 
     /// Adds room for small contents.
-    pub fn add_room(&mut self, room: Piece) {
+    pub fn add_room(&mut self, room: Buffer) {
         self.close_room();
         self.room = Some(room);
     }
@@ -201,17 +201,29 @@ impl PackBuilder {
     /// Bytes of the pack while it is here, for reading a content that was just written.
     pub fn slice(&self, offset: u64, length: u64) -> Option<Bytes> {
         let place = self.pieces.partition_point(|(end, _)| *end <= offset);
-        let (end, bytes) = match (self.pieces.get(place), &self.room) {
-            (Some((end, piece)), _) => (*end, piece.as_ref()),
-            (None, Some(room)) => (self.len, room.as_ref()),
-            (None, None) => return None,
+        let mut at = self.pieces.get(place.wrapping_sub(1)).map_or(0, |(end, _)| *end);
+        let within = |piece: &[u8], at: u64| {
+            let start = usize::try_from(offset.saturating_sub(at)).ok()?;
+            let end = usize::try_from(offset.checked_add(length)?.saturating_sub(at)).ok()?;
+            Some(start.min(piece.len())..end.min(piece.len()))
         };
-        let start = usize::try_from(offset.checked_sub(end - bytes.len() as u64)?).ok()?;
-        let range = start..start.checked_add(usize::try_from(length).ok()?)?;
-        match self.pieces.get(place) {
-            Some((_, piece)) => (range.end <= piece.len()).then(|| piece.slice(range)),
-            None => bytes.get(range).map(Bytes::copy_from_slice),
+        let room = self.room.iter().map(|room| room.as_ref());
+        let mut joined = BytesMut::new();
+        for (number, piece) in
+            self.pieces[place..].iter().map(|(_, piece)| &piece[..]).chain(room).enumerate()
+        {
+            let range = within(piece, at)?;
+            match self.pieces.get(place + number) {
+                // Most contents lie in one piece, which is shared.
+                Some((_, piece)) if range.len() as u64 == length => return Some(piece.slice(range)),
+                _ => joined.extend_from_slice(&piece[range]),
+            }
+            at += piece.len() as u64;
+            if joined.len() as u64 == length {
+                return Some(joined.freeze());
+            }
         }
+        None
     }
 
     /// The bytes of the whole pack: its contents, padding, the sealed local index and the postamble.

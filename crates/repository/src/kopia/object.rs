@@ -4,11 +4,13 @@ use crate::{
     AccessMode, BackupMode, Error, ErrorKind, Id, ObjectReader, ObjectWriteOptions, ObjectWriter, Pieces,
     RegionWriter, Result,
 };
+use lifeboat_budget::Buffer;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::object::{self, ObjectId, Objects, PositionalOptions, PositionalWriter, WriterOptions};
 use lifeboat_primitives::compress::Compressor;
 use lifeboat_primitives::splitter::SplitterAlgorithm;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -139,7 +141,7 @@ impl RegionWriter for Regions {
         Ok(Pieces::new(pieces.bytes(), pieces))
     }
 
-    fn write(&self, region: &[u8], pieces: &Pieces) -> Result<()> {
+    fn write(&self, region: Buffer, pieces: &Pieces) -> Result<()> {
         let pieces = pieces.note().ok_or_else(|| invalid("pieces of an object of another kind"))?;
         Ok(self.0.write(region, pieces)?)
     }
@@ -172,6 +174,10 @@ impl ObjectWriter for AtOffsets {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         Ok(self.writer.write_at(offset, data)?)
+    }
+
+    fn write_buffer_at(&self, offset: u64, buffer: Buffer, ranges: &[Range<usize>]) -> Result<()> {
+        Ok(self.writer.write_buffer_at(offset, buffer, ranges)?)
     }
 
     fn checkpoint(&mut self) -> Result<Option<Id>> {

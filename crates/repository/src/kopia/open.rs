@@ -2,12 +2,14 @@
 
 use super::object::{Reader, Waiter, new_region_writer, new_writer, object_id, writer_options};
 use super::scatter;
+use crate::traits::whole_objects;
 use crate::{
-    AccessMode, Error, ErrorKind, Features, Id, Manifest, ManifestFilter, ManifestMetadata, ObjectReader,
-    ObjectWriteOptions, ObjectWriter, RegionWriter, Repository, Result, ScatterOptions, ScatterTotals,
-    Wanted, WholeObject, WrittenBytes,
+    AccessMode, Error, ErrorKind, Features, Id, Manifest, ManifestFilter, ManifestMetadata, ObjectInBuffer,
+    ObjectReader, ObjectWriteOptions, ObjectWriter, RegionWriter, Repository, Result, ScatterOptions,
+    ScatterTotals, Wanted, WholeObject, WrittenBytes,
 };
 use jiff::Timestamp;
+use lifeboat_budget::{Buffer, Loan, Reservation};
 use lifeboat_kopia::manifest::{self, ManifestId, TYPE_LABEL};
 use lifeboat_kopia::repo;
 use lifeboat_primitives::compress::Compressor;
@@ -70,6 +72,31 @@ impl Repository for KopiaRepository {
             ids.extend(written.into_iter().map(|id| Id::new(id.to_string())));
         }
         Ok(ids)
+    }
+
+    fn take_buffer(&self, len: usize) -> Result<Buffer> {
+        Ok(self.inner.contents().take_buffer(len)?)
+    }
+
+    fn lend(&self, memory: Reservation) -> Result<Loan> {
+        Ok(self.inner.contents().lend(memory)?)
+    }
+
+    fn write_objects_of(&self, buffer: Buffer, objects: &[ObjectInBuffer<'_>]) -> Result<Vec<Id>> {
+        let is_one_run = objects.windows(2).all(|pair| match pair {
+            [one, next] => same_kind(one.options, next.options),
+            _ => true,
+        });
+        match objects.first() {
+            Some(first) if is_one_run && first.options.access_mode != AccessMode::Block => {
+                let ranges: Vec<_> = objects.iter().map(|object| object.range.clone()).collect();
+                let options = writer_options(first.options)?;
+                let written = self.inner.objects().write_many_of(buffer, &ranges, &options)?;
+                Ok(written.into_iter().map(|id| Id::new(id.to_string())).collect())
+            }
+            // Several kinds: rare, so they may be copied.
+            _ => self.write_objects(&whole_objects(buffer.as_ref(), objects)?),
+        }
     }
 
     fn new_object_by_regions(&self, options: &ObjectWriteOptions) -> Result<Box<dyn RegionWriter>> {

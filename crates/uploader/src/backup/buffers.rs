@@ -1,6 +1,8 @@
-//! Memory that files are read into: a room for each thread.
+//! Memory that files are read into: a room for each thread, out of what the repository writes from.
 
-use lifeboat_budget::{Budget, Reservation};
+use crate::Result;
+use lifeboat_budget::{Budget, Buffer, Loan};
+use lifeboat_repository::Repository;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -13,76 +15,108 @@ const ROOM: usize = 24 << 20;
 /// The longest piece of a large file with the default splitter.
 const LONGEST_PIECE: usize = 8 << 20;
 
-/// The room of a thread: bytes of small files, one after another, or a region of a large one.
+/// How much memory a backup reads into, and how it is shared out.
 #[derive(Debug)]
-pub(super) struct Room {
-    bytes: Box<[u8]>,
-    filled: usize,
-    _memory: Option<Reservation>,
+pub(super) struct Rooms {
+    /// How many threads have a room of their own.
+    pub(super) threads: usize,
+    /// How large a room is.
+    pub(super) len: usize,
+    /// Held by a thread that needs more at once than that, which exceeds the budget, but only once.
+    beyond: Mutex<()>,
+    _memory: Option<Loan>,
 }
 
-impl Room {
+impl Rooms {
     /// Rooms for so many threads, or for as many as the budget has room for a large file's longest piece for; smaller
     /// than usual if it is small. The first one is there in any case: there is no backup without it.
-    pub(super) fn for_threads(budget: &Budget, threads: usize) -> Vec<Room> {
+    pub(super) fn new(repository: &dyn Repository, budget: &Budget, threads: usize) -> Result<Self> {
         // The other half is for packs, and for what is known about the repository.
         let share = usize::try_from(budget.total() / 2).unwrap_or(usize::MAX);
         let threads = threads.min(share / LONGEST_PIECE).max(1);
         let len = (share / threads).clamp(64 << 10, ROOM);
-        let mut rooms = Vec::new();
-        while rooms.len() < threads {
-            let memory = budget.try_reserve(len as u64);
-            if memory.is_none() && !rooms.is_empty() {
-                break;
-            }
-            rooms.push(Room { bytes: vec![0; len].into_boxed_slice(), filled: 0, _memory: memory });
-        }
-        rooms
+        let fitting = |count: usize| budget.try_reserve((count * len) as u64).map(|memory| (count, memory));
+        let (threads, memory) = match (1..=threads).rev().find_map(fitting) {
+            Some((threads, memory)) => (threads, Some(repository.lend(memory)?)),
+            None => (1, None),
+        };
+        Ok(Rooms { threads, len, beyond: Mutex::default(), _memory: memory })
     }
 
     /// The largest size of a file that is read whole.
     pub(super) fn small_file(&self) -> u64 {
-        SMALL_FILE.min(self.bytes.len() / 2) as u64
+        SMALL_FILE.min(self.len / 2) as u64
     }
 
-    /// All of an empty room, if it has at least so many bytes.
-    pub(super) fn whole(&mut self, least: usize) -> Option<&mut [u8]> {
-        (self.filled == 0 && self.bytes.len() >= least).then_some(&mut self.bytes)
+    /// Does something with a buffer for `wanted` bytes, or for as many of them as go into a room, but for `least` in any
+    /// case.
+    pub(super) fn with<T>(
+        &self,
+        repository: &dyn Repository,
+        (least, wanted): (usize, u64),
+        work: impl FnOnce(Buffer) -> Result<T>,
+    ) -> Result<T> {
+        let _alone = (least > self.len).then(|| self.beyond.lock());
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        work(repository.take_buffer(wanted.min(self.len.max(least)))?)
+    }
+}
+
+/// The room of a thread: bytes of small files, one after another. They are written together, and the memory goes with
+/// them.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    buffer: Option<Buffer>,
+    filled: usize,
+}
+
+impl Room {
+    /// Makes sure that there is memory, of `len` bytes.
+    pub(super) fn open(&mut self, repository: &dyn Repository, len: usize) -> Result<()> {
+        if self.buffer.is_none() {
+            self.buffer = Some(repository.take_buffer(len)?);
+        }
+        Ok(())
     }
 
-    pub(super) fn left(&self) -> usize {
-        self.bytes.len() - self.filled
+    /// Whether so many bytes more can be read into it once it is open.
+    pub(super) fn has(&self, wanted: usize) -> bool {
+        self.buffer.as_ref().is_none_or(|buffer| buffer.len() - self.filled >= wanted)
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Empties it.
+    pub(super) fn take(&mut self) -> Option<Buffer> {
         self.filled = 0;
+        self.buffer.take()
     }
 
-    pub(super) fn get(&self, place: &Range<usize>) -> &[u8] {
-        &self.bytes[place.clone()]
+    fn left(&mut self) -> &mut [u8] {
+        let filled = self.filled;
+        self.buffer.as_mut().and_then(|buffer| buffer.as_mut().get_mut(filled..)).unwrap_or_default()
     }
 
     /// Adds bytes, as many as there is room for.
     pub(super) fn push(&mut self, data: &[u8]) -> Range<usize> {
-        let count = data.len().min(self.left());
-        let place = self.filled..self.filled + count;
-        self.bytes[place.clone()].copy_from_slice(&data[..count]);
-        self.filled = place.end;
-        place
+        let left = self.left();
+        let count = data.len().min(left.len());
+        left[..count].copy_from_slice(&data[..count]);
+        let start = self.filled;
+        self.filled += count;
+        start..self.filled
     }
 
     /// Reads `wanted` bytes of a file from its beginning, wherever looking for holes has left it, or up to its end.
     pub(super) fn read(&mut self, file: impl AsFd, wanted: usize) -> rustix::io::Result<Range<usize>> {
-        let start = self.filled;
-        let end = start + wanted.min(self.left());
-        let mut at = start;
-        while at < end {
-            match rustix::io::pread(&file, &mut self.bytes[at..end], (at - start) as u64) {
+        let left = self.left();
+        let wanted = wanted.min(left.len());
+        let mut count = 0;
+        while count < wanted {
+            match rustix::io::pread(&file, &mut left[count..wanted], count as u64) {
                 Ok(0) => break,
-                Ok(count) => {
-                    at += count;
+                Ok(more) => {
+                    count += more;
                     // One byte more than expected was asked for: a file that has not grown ends here.
-                    if at + 1 == end {
+                    if count + 1 == wanted {
                         break;
                     }
                 }
@@ -90,26 +124,8 @@ impl Room {
                 Err(error) => return Err(error),
             }
         }
-        self.filled = at;
-        Ok(start..at)
-    }
-}
-
-/// A room that threads share whose own is too small for what has to be in memory at once.
-#[derive(Debug, Default)]
-pub(super) struct SharedRoom(Mutex<Vec<u8>>);
-
-impl SharedRoom {
-    /// Does something with a room of at least so many bytes: a thread's own one, else the shared one, which exceeds the
-    /// budget, but only once.
-    pub(super) fn with<T>(&self, own: &mut Room, least: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
-        if let Some(room) = own.whole(least) {
-            return work(room);
-        }
-        let mut shared = self.0.lock();
-        if shared.len() < least {
-            *shared = vec![0; least];
-        }
-        work(&mut shared)
+        let start = self.filled;
+        self.filled += count;
+        Ok(start..self.filled)
     }
 }

@@ -12,7 +12,7 @@ use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::snapshot::{
     DirEntry, EntryType, Extras, GoMode, Holes, RawEntry, encode_entry, entry_time,
 };
-use lifeboat_repository::{AccessMode, BackupMode, DataType, ObjectWriteOptions, WholeObject};
+use lifeboat_repository::{AccessMode, BackupMode, DataType, ObjectInBuffer, ObjectWriteOptions};
 use rustix::fs::{FileType, Stat};
 use std::ffi::{CStr, CString};
 use std::ops::Range;
@@ -389,7 +389,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
         let policy = self.policy_of(entry.name.as_bytes());
         let compressor = compressor_for(&policy.compression, &listed, entry.size);
         let options = self.options_for(compressor, &policy.splitter.algorithm);
-        if entry.size > room.small_file() {
+        if entry.size > run.rooms.small_file() {
             let path = path();
             let spec = self.large_spec(file, path, stat, entry, options, &policy);
             return self.start_large(spec, room);
@@ -408,7 +408,10 @@ impl<'r, 'a> FileWork<'r, 'a> {
     }
 
     fn make_room(&mut self, room: &mut Room, wanted: usize) -> Result<()> {
-        if room.left() < wanted { self.write(room) } else { Ok(()) }
+        if !room.has(wanted) {
+            self.write(room)?;
+        }
+        room.open(self.run.repository, self.run.rooms.len)
     }
 
     fn options_for(&mut self, compressor: &str, splitter: &str) -> usize {
@@ -469,8 +472,8 @@ impl<'r, 'a> FileWork<'r, 'a> {
         gathering.note(&file);
         self.run.schedule.push_large(file);
         while let Some(file) = self.run.large_file_to_help_with() {
-            // It needs the room.
-            let helped = self.write(room).and_then(|()| file.back_up_region(self.run, room));
+            // It needs the memory.
+            let helped = self.write(room).and_then(|()| file.back_up_region(self.run));
             self.run.schedule.done();
             helped?;
         }
@@ -482,13 +485,15 @@ impl<'r, 'a> FileWork<'r, 'a> {
     fn write(&mut self, room: &mut Room) -> Result<()> {
         let waiting = self.outcomes.iter().filter_map(|outcome| match outcome {
             Outcome::Read(_, place, options) => {
-                Some(WholeObject { data: room.get(place), options: &self.options[*options] })
+                Some(ObjectInBuffer { range: place.clone(), options: &self.options[*options] })
             }
             _ => None,
         });
         let objects: Vec<_> = waiting.collect();
-        if !objects.is_empty() {
-            let mut ids = self.run.repository.write_objects(&objects)?.into_iter();
+        if let Some(buffer) = room.take()
+            && !objects.is_empty()
+        {
+            let mut ids = self.run.repository.write_objects_of(buffer, &objects)?.into_iter();
             self.part.same = false;
             for outcome in &mut self.outcomes {
                 if let Outcome::Read(entry, ..) = outcome {
@@ -503,7 +508,6 @@ impl<'r, 'a> FileWork<'r, 'a> {
                 }
             }
         }
-        room.clear();
         Ok(())
     }
 

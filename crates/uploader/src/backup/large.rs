@@ -1,7 +1,6 @@
 //! Large files, in regions: threads take turns in reading and cutting them, and write them at the same time.
 
 use super::Run;
-use super::buffers::Room;
 use super::directory::{Directory, Part};
 use super::schedule::Supply;
 use crate::io::read_at;
@@ -205,7 +204,6 @@ impl FilePart {
 
 /// A region that was read and cut.
 struct Region {
-    length: usize,
     pieces: Pieces,
     /// Whether the file ends with it.
     is_last: bool,
@@ -219,13 +217,14 @@ impl LargeFile {
     }
 
     /// Reads and cuts the next region, lets others go on from there, and writes it.
-    pub(super) fn back_up_region(self: &Arc<Self>, run: &Run<'_>, room: &mut Room) -> Result<()> {
+    pub(super) fn back_up_region(self: &Arc<Self>, run: &Run<'_>) -> Result<()> {
         let part = self.part(run)?;
-        run.shared_room.with(room, part.writer.longest_piece(), |room| match self.take(run, &part, room) {
+        let size = (part.writer.longest_piece(), self.left());
+        run.rooms.with(run.repository, size, |mut buffer| match self.take(run, &part, buffer.as_mut()) {
             Ok(region) => {
                 let supply = if region.is_last { Supply::Exhausted } else { Supply::More };
                 run.schedule.put_back_large(self, supply);
-                part.writer.write(&room[..region.length], &region.pieces)?;
+                part.writer.write(buffer, &region.pieces)?;
                 part.region_written()?;
                 run.progress.hashed(region.pieces.bytes());
                 self.settle(run, |state| state.outstanding -= 1)
@@ -239,6 +238,12 @@ impl LargeFile {
             }
             Err(error) => Err(error),
         })
+    }
+
+    /// How much of the file is left to be read.
+    fn left(&self) -> u64 {
+        let supply = self.supply.lock();
+        supply.size.saturating_sub(supply.at)
     }
 
     /// The part that the next region belongs to.
@@ -263,7 +268,7 @@ impl LargeFile {
         let limit = supply.part_end.min(supply.size);
         let (data, hole) = self.next_data(supply.at)?;
         let mut pieces = part.writer.cut_zeros(data.min(limit) - supply.at)?;
-        let (mut length, mut is_end) = (0, false);
+        let mut is_end = false;
         if pieces.bytes() > 0 {
             if supply.at + pieces.bytes() == limit {
                 part.writer.cut(&[], true)?;
@@ -273,7 +278,7 @@ impl LargeFile {
             // Of a hole behind the data no more than is needed to find the end of a piece.
             let end = limit.min(hole.saturating_add(part.writer.longest_piece() as u64));
             let wanted = room.len().min(usize::try_from(end - supply.at).unwrap_or(usize::MAX));
-            length = read_at(&self.spec.file, &mut room[..wanted], supply.at)
+            let length = read_at(&self.spec.file, &mut room[..wanted], supply.at)
                 .map_err(|e| Error::file("read", &self.spec.path, e))?;
             let read_until = supply.at + length as u64;
             if length < wanted {
@@ -293,7 +298,7 @@ impl LargeFile {
         state.outstanding += 1;
         state.is_read = is_last;
         state.size = supply.at;
-        Ok(Region { length, pieces, is_last })
+        Ok(Region { pieces, is_last })
     }
 
     /// Where the next data begins and ends, from `at` on.

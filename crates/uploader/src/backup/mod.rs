@@ -20,7 +20,7 @@ use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
 use crate::source::{Ignore, Names, SourceDir, Spelling, extras_of_open, is_cache};
 use crate::{Error, Result};
-use buffers::{Room, SharedRoom};
+use buffers::{Room, Rooms};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
 use estimate::Estimate;
@@ -132,6 +132,7 @@ pub fn back_up(
     let open = SourceDir::root(&options.path)?;
     let device = open.own_stat()?.st_dev;
     let own_clock = open.has_own_clock();
+    let rooms = Rooms::new(repository, &options.budget, options.threads())?;
     let run = Run {
         repository,
         options,
@@ -149,7 +150,7 @@ pub fn back_up(
         failed: Cancel::default(),
         links: Links::default(),
         empty: OnceLock::new(),
-        shared_room: SharedRoom::default(),
+        rooms,
         lot: RandomState::new(),
     };
     let snapshot = cancel.interrupting_writes(repository, || {
@@ -247,7 +248,7 @@ struct Run<'a> {
     failed: Cancel,
     links: Links,
     empty: OnceLock<String>,
-    shared_room: SharedRoom,
+    rooms: Rooms,
     /// Decides by chance, for each file alike however often it is asked.
     lot: RandomState,
 }
@@ -275,8 +276,6 @@ impl Run<'_> {
 
     /// Runs the threads until all is done.
     fn work(&self) -> Result<()> {
-        let threads = self.options.threads();
-        let rooms = Room::for_threads(&self.options.budget, threads);
         let (finished, counted_enough) = (Finished::default(), Cancel::default());
         std::thread::scope(|scope| {
             if let Some(interval) = self.options.checkpoint_interval {
@@ -291,7 +290,8 @@ impl Run<'_> {
                         .run(&self.options.path, &self.options.policies);
                 });
             }
-            let work = |mut room: Room| {
+            let work = || {
+                let mut room = Room::default();
                 // A thread that panics must not leave the others waiting for it.
                 let _stop = StopOnPanic(self);
                 while let Some(source) = self.schedule.take() {
@@ -301,7 +301,7 @@ impl Run<'_> {
                     self.schedule.done();
                 }
             };
-            let threads: Vec<_> = rooms.into_iter().map(|room| scope.spawn(move || work(room))).collect();
+            let threads: Vec<_> = (0..self.rooms.threads).map(|_| scope.spawn(work)).collect();
             threads.into_iter().for_each(|thread| drop(thread.join()));
             finished.set();
             // What is not counted by now is of no use any more.
@@ -323,7 +323,7 @@ impl Run<'_> {
     fn step(&self, source: Source<Directory, LargeFile>, room: &mut Room) -> Result<()> {
         self.check()?;
         match source {
-            Source::Large(file) => file.back_up_region(self, room),
+            Source::Large(file) => file.back_up_region(self),
             Source::Directory(directory) => {
                 let (task, supply) = directory.pull(self)?;
                 self.schedule.put_back(&directory, supply);

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use tracing::warn;
 
 /// The device is read in pieces of this size.
-const PIECE: u64 = 4 << 20;
+const PIECE: u64 = 8 << 20;
 /// Changed ranges are widened to multiples of this, the size that objects with block access are cut into, so that no
 /// piece of the earlier object has to be read to fill one up.
 const GRAIN: u64 = 1 << 20;
@@ -96,8 +96,8 @@ pub fn back_up_block(
     progress.estimate(1, device.size);
     progress.taken_over(device.size - wanted);
     let writer = repository.new_object(&write_options)?;
-    let run =
-        Run { device: &device, writer: &*writer, incremental, progress, cancel, failure: Mutex::default() };
+    let (writer_of, failure) = (&*writer, Mutex::default());
+    let run = Run { repository, device: &device, writer: writer_of, incremental, progress, cancel, failure };
     cancel.interrupting_writes(repository, || run.work(ranges, options))?;
     let object = cancel.interrupting_writes(repository, || Ok(writer.result()?))?;
     progress.file_hashed();
@@ -213,6 +213,7 @@ impl Device {
 }
 
 struct Run<'a> {
+    repository: &'a dyn Repository,
     device: &'a Device,
     writer: &'a dyn ObjectWriter,
     /// What is not written is the parent's data, not zeros.
@@ -226,14 +227,15 @@ impl Run<'_> {
     fn work(&self, ranges: Vec<Range<u64>>, options: &BlockBackupOptions) -> Result<()> {
         let pieces = &Mutex::new(Pieces { ranges: ranges.into_iter(), current: 0..0 });
         let threads = threads(options.threads);
+        let share = options.budget.total() / 2;
         // A small budget has fewer threads rather than pieces that are not worth a system call.
-        let fitting = usize::try_from(options.budget.total() / 4 / PIECE).unwrap_or(threads).max(1);
+        let fitting = usize::try_from(share / PIECE).unwrap_or(threads).max(1);
+        let memory = options.budget.try_reserve(share);
+        let _memory = memory.map(|memory| self.repository.lend(memory)).transpose()?;
         std::thread::scope(|scope| {
             for _ in 0..threads.min(fitting) {
                 scope.spawn(move || {
-                    let memory = self.cancel.reserve(&options.budget, PIECE);
-                    let outcome = memory.and_then(|_memory| self.copy(pieces));
-                    if let Err(error) = outcome {
+                    if let Err(error) = self.copy(pieces) {
                         self.failure.lock().get_or_insert(error);
                     }
                 });
@@ -246,7 +248,6 @@ impl Run<'_> {
     }
 
     fn copy(&self, pieces: &Mutex<Pieces>) -> Result<()> {
-        let mut buffer = vec![0; PIECE as usize];
         loop {
             self.cancel.check()?;
             if self.failure.lock().is_some() {
@@ -256,31 +257,23 @@ impl Run<'_> {
                 return Ok(());
             };
             let length = (piece.end - piece.start) as usize;
-            self.device.read(&mut buffer[..length], piece.start)?;
-            self.write(&buffer[..length], piece.start)?;
+            let mut buffer = self.repository.take_buffer(length)?;
+            self.device.read(buffer.as_mut(), piece.start)?;
+            let ranges = self.to_be_written(buffer.as_ref());
+            self.writer.write_buffer_at(piece.start, buffer, &ranges)?;
             self.progress.hashed(length as u64);
         }
     }
 
-    /// Writes runs of chunks that are not zeros, or everything if zeros have to be said.
-    fn write(&self, data: &[u8], offset: u64) -> Result<()> {
-        if self.incremental {
-            return Ok(self.writer.write_at(offset, data)?);
-        }
-        let mut start = 0;
-        for (number, chunk) in data.chunks(GRAIN as usize).enumerate() {
-            let at = number * GRAIN as usize;
-            if is_zero(chunk) {
-                if start < at {
-                    self.writer.write_at(offset + start as u64, &data[start..at])?;
-                }
-                start = at + chunk.len();
-            }
-        }
-        match start < data.len() {
-            true => Ok(self.writer.write_at(offset + start as u64, &data[start..])?),
-            false => Ok(()),
-        }
+    /// The chunks that are not zeros, or everything if zeros have to be said.
+    fn to_be_written(&self, data: &[u8]) -> Vec<Range<usize>> {
+        let chunks = data.chunks(GRAIN as usize).scan(0, |at, chunk| {
+            let start = *at;
+            *at += chunk.len();
+            Some((start..*at, chunk))
+        });
+        let is_said = |(_, chunk): &(Range<usize>, &[u8])| self.incremental || !is_zero(chunk);
+        chunks.filter(is_said).map(|(range, _)| range).collect()
     }
 }
 
