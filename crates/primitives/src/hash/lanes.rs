@@ -1,9 +1,9 @@
-//! A few long messages in the lanes of BLAKE2b.
+//! Messages in the lanes of BLAKE2b as the library has them, for processors without AVX-512.
 //!
 //! The library falls back to narrower code as soon as fewer messages are left than it has lanes, which is most of the
 //! time when there are only as many messages as lanes, or fewer. Here lanes that have no message go along for nothing.
 
-use blake2b_simd::many::{degree, update_many};
+use blake2b_simd::many::{self, HashManyJob, degree, update_many};
 use blake2b_simd::{Hash, Params, State};
 
 /// With fewer messages than this left, the library's narrower code is as fast as lanes of which half are idle.
@@ -11,11 +11,26 @@ const WORTH_ALL_LANES: usize = 3;
 /// Shorter messages are hashed faster than lanes are looked after.
 pub(super) const LONG: usize = 64 << 10;
 
-/// Whether [`hash`] is the way for these messages: all are long, and few, so that their end matters.
-pub(super) fn suit(messages: &[&[u8]]) -> bool {
+/// Whether [`hash_few`] is the way for these messages: all are long, and few, so that their end matters.
+pub(super) fn suit<'a>(mut messages: impl ExactSizeIterator<Item = &'a [u8]>) -> bool {
     messages.len() >= WORTH_ALL_LANES
         && messages.len() <= 8 * degree()
-        && messages.iter().all(|message| message.len() >= LONG)
+        && messages.all(|message| message.len() >= LONG)
+}
+
+/// Hashes messages and hands each hash, with the number of its message, to `done`. They should come longest first.
+pub(super) fn hash_many<'a>(
+    params: &Params,
+    messages: impl ExactSizeIterator<Item = (usize, &'a [u8])> + Clone,
+    mut done: impl FnMut(usize, &Hash),
+) {
+    if suit(messages.clone().map(|(_, message)| message)) {
+        return hash_few(params, messages, done);
+    }
+    let mut jobs: Vec<_> =
+        messages.map(|(number, message)| (number, HashManyJob::new(params, message))).collect();
+    many::hash_many(jobs.iter_mut().map(|(_, job)| job));
+    jobs.iter().for_each(|(number, job)| done(*number, &job.to_hash()));
 }
 
 /// A message that is being hashed.
@@ -25,8 +40,8 @@ struct Lane<'a> {
     rest: &'a [u8],
 }
 
-/// Hashes messages and hands each hash, with the number of its message, to `done`. They should come longest first.
-pub(super) fn hash<'a>(
+/// See [`hash_many`].
+fn hash_few<'a>(
     params: &Params,
     messages: impl Iterator<Item = (usize, &'a [u8])>,
     mut done: impl FnMut(usize, &Hash),
