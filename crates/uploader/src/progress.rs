@@ -122,11 +122,11 @@ impl Progress {
         add(&self.files, 1);
     }
 
-    /// A file was taken over.
-    pub(crate) fn cached(&self, bytes: u64) {
-        add(&self.cached_files, 1);
+    /// Files were taken over. For many at a time: threads that count the same get in each other's way.
+    pub(crate) fn cached(&self, files: u64, bytes: u64) {
+        add(&self.cached_files, files);
         add(&self.cached_bytes, bytes);
-        add(&self.files, 1);
+        add(&self.files, files);
         add(&self.bytes, bytes);
     }
 
