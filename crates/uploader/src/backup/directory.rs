@@ -186,6 +186,11 @@ impl Directory {
         format!("{}/{}", self.path, String::from_utf8_lossy(name))
     }
 
+    /// Whether all that is left to do is one piece of work.
+    pub(super) fn is_one_piece(&self) -> bool {
+        self.supply.lock().names.are_few_files(BATCH_FILES)
+    }
+
     /// Takes the next piece of work.
     pub(super) fn pull(self: &Arc<Self>, run: &Run<'_>) -> Result<(Option<Task>, Supply)> {
         if self.listing.lock().early.len() > MAX_EARLY {

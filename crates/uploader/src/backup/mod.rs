@@ -327,15 +327,30 @@ impl Run<'_> {
             Source::Directory(directory) => {
                 let (task, supply) = directory.pull(self)?;
                 self.schedule.put_back(&directory, supply);
-                match task {
-                    Some(Task::Open(directory, slot, child)) => self.open_child(&directory, slot, &child),
-                    Some(Task::Files(directory, slot, batch)) => {
-                        FileWork::new(self, &directory, slot).back_up(&batch, room)
-                    }
-                    None => Ok(()),
-                }
+                task.map_or(Ok(()), |task| self.work_on(task, room))
             }
         }
+    }
+
+    fn work_on(&self, task: Task, room: &mut Room) -> Result<()> {
+        match task {
+            Task::Open(directory, slot, child) => self.open_child(&directory, slot, &child, room),
+            Task::Files(directory, slot, batch) => {
+                FileWork::new(self, &directory, slot).back_up(&batch, room)
+            }
+        }
+    }
+
+    /// Goes on with a directory that was entered: a small one is worked on at once, others are for all threads.
+    fn go_on(&self, directory: Arc<Directory>, room: &mut Room) -> Result<()> {
+        if !directory.is_one_piece() {
+            self.schedule.push(directory);
+            return Ok(());
+        }
+        while let (Some(task), _) = directory.pull(self)? {
+            self.work_on(task, room)?;
+        }
+        Ok(())
     }
 
     /// A large file to help with, as long as too many are open, for a thread that is in the middle of something.
@@ -361,7 +376,13 @@ impl Run<'_> {
         percent > 0.0 && self.lot.hash_one((directory, name)) as f64 / u64::MAX as f64 * 100.0 < percent
     }
 
-    fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {
+    fn open_child(
+        &self,
+        directory: &Arc<Directory>,
+        slot: u64,
+        child: &Child,
+        room: &mut Room,
+    ) -> Result<()> {
         let path = directory.join(&child.listed);
         let excluded = || {
             // A directory that the parent has and we leave out makes a difference.
@@ -397,8 +418,7 @@ impl Run<'_> {
         match opened {
             Ok(Some(opened)) => {
                 directory.note(slot, Open::Directory(Arc::downgrade(&opened)));
-                self.schedule.push(opened);
-                Ok(())
+                self.go_on(opened, room)
             }
             Ok(None) => excluded(),
             Err(error @ Error::File { .. }) if error.is_not_found() => {
