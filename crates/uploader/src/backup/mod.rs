@@ -257,10 +257,10 @@ impl Run<'_> {
     fn start(&self, open: SourceDir) -> Result<()> {
         let name = self.options.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes);
         let parents = parents::roots(&self.options.parents);
-        let previous = parents.first().map(|(parent, root)| PreviousDir {
+        let previous = parents.first().map(|(_, root)| PreviousDir {
             json: Vec::new(),
-            object: parent.object.clone(),
-            summary: root.summary.clone(),
+            entry: (*root).clone(),
+            recorded: None,
         });
         let parents: Vec<ParentDir> = parents.into_iter().map(|(parent, _)| parent).collect();
         let above = Arc::new(Ignore::default());
@@ -464,11 +464,15 @@ impl Run<'_> {
             None => listed_name(&place.name).filter(|_| extras).map_or(place.name, String::into_bytes),
         };
         let mut entry = head_entry(&name.unwrap_or_default(), &listed, &stat, extras);
+        let own_clock = self.own_clock && stat.st_dev == self.device;
         if extras {
-            let found = extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?;
+            let known = previous.as_ref().and_then(|it| it.known_extras(&entry, &stat, own_clock));
+            let found = match known {
+                Some(known) => known,
+                None => extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?,
+            };
             files::set_extras(&mut entry, found);
         }
-        let own_clock = self.own_clock && stat.st_dev == self.device;
         let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent, own_clock));
         let parents: Vec<Option<ParentListing>> = opened.collect();
         let previous = previous.filter(|_| parents.first().is_some_and(Option::is_some));
@@ -583,8 +587,7 @@ fn known_to_parents(child: &Child) -> (Option<PreviousDir>, Vec<ParentDir>) {
         }
         parents.push(ParentDir { object: entry.object.clone(), recorded: *recorded });
         if number == 0 {
-            let DirEntry { object, summary, .. } = entry;
-            previous = Some(PreviousDir { json: json.clone(), object, summary });
+            previous = Some(PreviousDir { json: json.clone(), entry, recorded: *recorded });
         }
     }
     (previous, parents)
