@@ -78,7 +78,7 @@ pub struct BackupOptions {
     /// How often to save what is there so far as an incomplete snapshot, at most every
     /// [`MAX_CHECKPOINT_INTERVAL`]; also when the backup is cancelled. Never if not given.
     pub checkpoint_interval: Option<Duration>,
-    /// Whether to count ahead how much there is, for whoever shows the progress.
+    /// Whether to count ahead how much there is, for whoever shows the progress, if no earlier snapshot tells.
     pub estimate: bool,
     /// Whether the first entry that fails, and may not be ignored, ends the backup.
     pub fail_fast: bool,
@@ -283,13 +283,17 @@ impl Run<'_> {
                 let (finished, interval) = (&finished, interval.min(MAX_CHECKPOINT_INTERVAL));
                 scope.spawn(move || self.save_checkpoints(finished, interval));
             }
-            if self.options.estimate {
-                let enough = &counted_enough;
-                // The backup itself says what is left out, and what cannot be read.
-                scope.spawn(move || {
-                    Estimate::new(self.progress, enough, &mut |_| {})
-                        .run(&self.options.path, &self.options.policies);
-                });
+            match estimate::by_parents(&self.options.parents).filter(|_| self.options.estimate) {
+                Some((files, bytes)) => self.progress.estimate(files, bytes),
+                None if self.options.estimate => {
+                    let enough = &counted_enough;
+                    // The backup itself says what is left out, and what cannot be read.
+                    scope.spawn(move || {
+                        Estimate::new(self.progress, enough, &mut |_| {})
+                            .run(&self.options.path, &self.options.policies);
+                    });
+                }
+                None => {}
             }
             let work = |mut room: Room| {
                 // A thread that panics must not leave the others waiting for it.
@@ -309,7 +313,10 @@ impl Run<'_> {
         });
         match self.failure.lock().take() {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => {
+                self.progress.all_done();
+                Ok(())
+            }
         }
     }
 
