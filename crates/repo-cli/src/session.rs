@@ -156,6 +156,14 @@ impl Session {
         self.open_with(options)
     }
 
+    /// Opens it for a backup. Listings of earlier snapshots are read once, and many at a time: memory is of more use for
+    /// that than for keeping those that were read.
+    pub fn open_for_backup(&self) -> Result<Repository> {
+        let mut options = self.open_options(&self.connection()?, false)?;
+        options.metadata_cache_bytes = options.metadata_cache_bytes.min(READ_ONCE_CACHE);
+        self.open_with(options)
+    }
+
     /// Opens a repository, once it is not locked for an upgrade.
     pub fn open_with(&self, options: OpenOptions) -> Result<Repository> {
         self.when_unlocked(async || Repository::open(options.clone()).await)

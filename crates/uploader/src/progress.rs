@@ -73,6 +73,11 @@ impl Progress {
     /// The counters now.
     pub fn totals(&self) -> Totals {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // What was expected by an earlier snapshot may be less than there is.
+        let expected = |estimate: &AtomicU64, done: &AtomicU64| match get(estimate) {
+            0 => 0,
+            estimate => estimate.max(get(done)),
+        };
         Totals {
             files: get(&self.files),
             directories: get(&self.directories),
@@ -88,8 +93,8 @@ impl Progress {
             excluded_directories: get(&self.excluded_directories),
             vanished: get(&self.vanished),
             changed: get(&self.changed),
-            estimated_files: get(&self.estimated_files),
-            estimated_bytes: get(&self.estimated_bytes),
+            estimated_files: expected(&self.estimated_files, &self.files),
+            estimated_bytes: expected(&self.estimated_bytes, &self.bytes),
         }
     }
 
@@ -121,11 +126,11 @@ impl Progress {
         add(&self.files, 1);
     }
 
-    /// A file was taken over.
-    pub(crate) fn cached(&self, bytes: u64) {
-        add(&self.cached_files, 1);
+    /// Files were taken over. For many at a time: threads that count the same get in each other's way.
+    pub(crate) fn cached(&self, files: u64, bytes: u64) {
+        add(&self.cached_files, files);
         add(&self.cached_bytes, bytes);
-        add(&self.files, 1);
+        add(&self.files, files);
         add(&self.bytes, bytes);
     }
 
@@ -139,6 +144,15 @@ impl Progress {
     pub(crate) fn estimate(&self, files: u64, bytes: u64) {
         self.estimated_files.fetch_max(files, Ordering::Relaxed);
         self.estimated_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// There is no more to come than is done.
+    pub(crate) fn all_done(&self) {
+        let settle = |estimate: &AtomicU64, done: &AtomicU64| {
+            estimate.fetch_min(done.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        settle(&self.estimated_files, &self.files);
+        settle(&self.estimated_bytes, &self.bytes);
     }
 
     pub(crate) fn excluded_file(&self, bytes: u64) {

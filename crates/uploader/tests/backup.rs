@@ -178,6 +178,46 @@ fn the_estimate_is_what_the_backup_then_finds() {
 }
 
 #[test]
+fn with_an_earlier_snapshot_the_estimate_is_what_that_one_had_until_more_is_known() {
+    let place = Place::new();
+    TreeSpec::small(24).grow(&place.source()).unwrap();
+    let (_, first) = place.back_up();
+    write(place.source().join("more"), b"than there was");
+    let (_, totals) = place.open().back_up(|options| options.estimate = true);
+    assert_eq!(totals.files, first.files + 1);
+    assert_eq!((totals.estimated_files, totals.estimated_bytes), (totals.files, totals.bytes));
+    fs::remove_file(place.source().join("more")).unwrap();
+    let (_, totals) = place.open().back_up(|options| options.estimate = true);
+    assert_eq!((totals.estimated_files, totals.estimated_bytes), (first.files, first.bytes));
+    assert_eq!(place.back_up().1.estimated_files, 0, "nobody asked for it");
+}
+
+#[test]
+fn attributes_of_a_directory_are_read_again_only_if_anything_about_it_changed() {
+    let place = Place::new();
+    let sub = place.source().join("sub");
+    fs::create_dir(&sub).unwrap();
+    let set = |value: &[u8]| setxattr(&sub, "user.a", value, XattrFlags::empty()).unwrap();
+    let kept = |snapshot| {
+        let extras = place.open().entry(snapshot, "sub").extras.unwrap();
+        extras.xattrs.into_values().map(|value| value.0).collect::<Vec<_>>()
+    };
+    set(b"before");
+    place.back_up();
+    set(b"after");
+    let (unchanged, _) = place.open().back_up(|options| {
+        // As if the earlier snapshot were of a later time than the change.
+        let later = options.parents[0].start_time + std::time::Duration::from_secs(3600);
+        let root = options.parents[0].root_entry.as_mut().unwrap();
+        root.extras.as_mut().unwrap().begun = Some(later);
+    });
+    assert_eq!(kept(&unchanged), [b"before"]);
+    set(b"later");
+    let (changed, _) = place.back_up();
+    assert_eq!(kept(&changed), [b"later"]);
+}
+
+#[test]
 fn a_damaged_parent_costs_time_and_nothing_else() {
     let place = Place::new();
     TreeSpec::small(17).grow(&place.source()).unwrap();

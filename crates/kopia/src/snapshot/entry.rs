@@ -3,7 +3,6 @@
 use super::{DirSummary, EntryName, ExactTime, Extras, GoMode, extras};
 use crate::gojson::{OmitEmpty, go_object};
 use jiff::Timestamp;
-use jiff::civil;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::cmp::Ordering;
 
@@ -140,14 +139,15 @@ impl DirEntry {
     }
 }
 
+/// The first second of the year 0.
+const YEAR_ZERO: Timestamp = Timestamp::constant(-62_167_219_200, 0);
+
 /// The time of an entry from a file's seconds and nanoseconds, moved into the years 0 to 9999 that JSON can hold.
 pub fn entry_time(seconds: i64, nanoseconds: u32) -> Timestamp {
-    let year_zero = civil::date(0, 1, 1).at(0, 0, 0, 0);
-    let earliest = jiff::tz::Offset::UTC.to_timestamp(year_zero).unwrap_or(Timestamp::MIN);
     let nanoseconds = i32::try_from(nanoseconds).unwrap_or(0);
     match Timestamp::new(seconds, nanoseconds) {
-        Ok(time) => time.max(earliest),
-        Err(_) if seconds < 0 => earliest,
+        Ok(time) => time.max(YEAR_ZERO),
+        Err(_) if seconds < 0 => YEAR_ZERO,
         Err(_) => Timestamp::MAX,
     }
 }

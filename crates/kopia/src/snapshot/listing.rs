@@ -3,10 +3,8 @@
 //! Both sides do no input or output themselves. The writer hands out bytes, the parser is fed with bytes, so that
 //! they fit into asynchronous pipelines as well as into plain loops.
 
-use super::{DirEntry, DirSummary, EntryName, EntryType};
+use super::{DirEntry, DirSummary, RawEntry};
 use crate::{Error, Result, gojson};
-use serde::Deserialize;
-use std::borrow::Cow;
 use std::io::Read;
 use std::mem;
 use std::ops::Range;
@@ -221,14 +219,14 @@ impl DirParser {
 
     /// The next entry; `None` if more bytes are needed or the listing is at its end.
     pub fn next_entry(&mut self) -> Result<Option<DirEntry>> {
-        let entry = self.next_range()?.map(|range| RawEntry(&self.bytes[range]).parse());
+        let entry = self.next_range()?.map(|range| RawEntry::new(&self.bytes[range]).parse());
         entry.transpose().map_err(|reason| self.damaged(reason))
     }
 
     /// The same without taking it apart.
     pub fn next_raw(&mut self) -> Result<Option<RawEntry<'_>>> {
         let range = self.next_range()?;
-        Ok(range.map(|range| RawEntry(&self.bytes[range])))
+        Ok(range.map(|range| RawEntry::new(&self.bytes[range])))
     }
 
     /// Where in the bytes the next entry lies.
@@ -310,6 +308,19 @@ impl DirParser {
         Ok(Some(value))
     }
 
+    /// The same for an entry that is plain and has nothing beyond its fields: that takes less than looking for the end of
+    /// just any value.
+    fn plain(&mut self) -> Option<Range<usize>> {
+        let start = self.at;
+        if self.frame.scanned > 0 {
+            return None;
+        }
+        let plain =
+            RawEntry::new(&self.bytes[start..]).plain().filter(|plain| plain.rest.starts_with(b"}"))?;
+        self.at = self.bytes.len() - plain.rest.len() + 1;
+        Some(start..self.at)
+    }
+
     fn read_name(&mut self) -> std::result::Result<Step, String> {
         let Some(name) = self.frame()? else { return Ok(Step::NeedBytes) };
         self.field = match parse_json::<String>(&self.bytes[name])?.as_str() {
@@ -337,7 +348,9 @@ impl DirParser {
     }
 
     fn read_entry(&mut self) -> std::result::Result<Step, String> {
-        let Some(entry) = self.frame()? else { return Ok(Step::NeedBytes) };
+        let Some(entry) = self.plain().map_or_else(|| self.frame(), |entry| Ok(Some(entry)))? else {
+            return Ok(Step::NeedBytes);
+        };
         if entry.is_empty() {
             return Err("the directory listing is not valid JSON: an entry is missing".to_owned());
         }
@@ -354,55 +367,9 @@ enum Step {
     Entry(Range<usize>),
 }
 
-fn parse_json<T: serde::de::DeserializeOwned>(json: &[u8]) -> std::result::Result<T, String> {
+pub(super) fn parse_json<T: serde::de::DeserializeOwned>(json: &[u8]) -> std::result::Result<T, String> {
     serde_json::from_slice(json)
         .map_err(|source| format!("the directory listing is not understood: {source}"))
-}
-
-/// An entry of a listing as it is written there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RawEntry<'a>(&'a [u8]);
-
-/// What it takes to find an entry.
-#[derive(Deserialize)]
-struct Head {
-    #[serde(default)]
-    name: EntryName,
-    #[serde(default, rename = "type")]
-    entry_type: EntryType,
-}
-
-impl<'a> RawEntry<'a> {
-    /// An entry whose JSON was kept.
-    pub fn new(json: &'a [u8]) -> Self {
-        RawEntry(json)
-    }
-
-    /// Its JSON.
-    pub fn bytes(self) -> &'a [u8] {
-        self.0
-    }
-
-    /// Its name, and whether it is a directory; `None` if it is not understood.
-    pub fn head(self) -> Option<(Cow<'a, [u8]>, bool)> {
-        // As Kopia and we write it; no need to parse all of it for that.
-        if let Some(rest) = self.0.strip_prefix(b"{\"name\":\"")
-            && let Some(end) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))
-            && let (name, rest) = rest.split_at(end)
-            && let Some(&[letter, b'"']) =
-                rest.strip_prefix(b"\",\"type\":\"").and_then(|rest| rest.first_chunk::<2>())
-        {
-            return Some((Cow::Borrowed(name), letter == b'd'));
-        }
-        let head: Head = serde_json::from_slice(self.0).ok()?;
-        let is_dir = head.entry_type == EntryType::Directory;
-        Some((Cow::Owned(head.name.as_bytes().to_vec()), is_dir))
-    }
-
-    /// Takes it apart; a text says what is wrong with it.
-    pub fn parse(self) -> std::result::Result<DirEntry, String> {
-        parse_json(self.0)
-    }
 }
 
 /// The entries of a listing that comes from a reader.
@@ -420,12 +387,15 @@ const READ_LEN: usize = 64 << 10;
 impl<R: Read> DirEntries<R> {
     /// The entries of the listing of object `object`, whose bytes `reader` delivers.
     pub fn new(object: impl Into<String>, reader: R) -> Self {
-        DirEntries {
-            reader,
-            parser: DirParser::new(object),
-            buffer: vec![0; READ_LEN].into_boxed_slice(),
-            ended: false,
-        }
+        DirEntries::with_length(object, READ_LEN as u64, reader)
+    }
+
+    /// The same if it is known how long the listing is: most are short and need not have all the room that is made for
+    /// long ones.
+    pub fn with_length(object: impl Into<String>, length: u64, reader: R) -> Self {
+        let room = length.clamp(1, READ_LEN as u64) as usize;
+        let buffer = vec![0; room].into_boxed_slice();
+        DirEntries { reader, parser: DirParser::new(object), buffer, ended: false }
     }
 
     /// The summary, once the iterator has ended.
@@ -436,7 +406,7 @@ impl<R: Read> DirEntries<R> {
     /// The next entry without taking it apart; the same as the iterator's, and they can be mixed.
     pub fn next_raw(&mut self) -> Result<Option<RawEntry<'_>>> {
         let range = self.next_range().transpose()?;
-        Ok(range.map(|range| RawEntry(&self.parser.bytes[range])))
+        Ok(range.map(|range| RawEntry::new(&self.parser.bytes[range])))
     }
 
     fn next_range(&mut self) -> Option<Result<Range<usize>>> {
@@ -453,6 +423,9 @@ impl<R: Read> DirEntries<R> {
         loop {
             if let Some(range) = self.parser.next_range()? {
                 return Ok(Some(range));
+            }
+            if self.parser.state == State::Done {
+                return Ok(None);
             }
             match self.reader.read(&mut self.buffer) {
                 Ok(0) => return Ok(None),
@@ -476,7 +449,7 @@ impl<R: Read> Iterator for DirEntries<R> {
             Err(error) => return Some(Err(error)),
         };
         // An entry that is not understood is an error for itself: the next call goes on behind it.
-        let entry = RawEntry(&self.parser.bytes[range]).parse();
+        let entry = RawEntry::new(&self.parser.bytes[range]).parse();
         Some(entry.map_err(|reason| self.parser.damaged(reason)))
     }
 }

@@ -6,6 +6,7 @@ mod listing;
 mod manifest;
 mod mode;
 mod name;
+mod raw;
 mod source;
 mod summary;
 
@@ -13,13 +14,14 @@ pub use entry::{DirEntry, EntryType, entry_time};
 pub use extras::{
     DeviceNumber, ExactTime, Extras, HardLink, Hole, Holes, SpecialKind, XattrName, listed_name,
 };
-pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN, RawEntry, encode_entry};
+pub use listing::{DirEntries, DirParser, DirWriter, MAX_VALUE_LEN, encode_entry};
 pub use manifest::{
     DamagedSnapshot, IncompleteReason, SNAPSHOT_TYPE, SnapshotList, SnapshotManifest, Stats, list, load,
     previous, save, update,
 };
 pub use mode::GoMode;
 pub use name::EntryName;
+pub use raw::{PlainEntry, RawEntry};
 pub use source::{HOSTNAME_LABEL, PATH_LABEL, SourceInfo, USERNAME_LABEL};
 pub use summary::{DirSummary, EntryError, MAX_REPORTED_ERRORS, SummaryBuilder};
 

@@ -53,18 +53,24 @@ pub struct SummaryBuilder {
 impl SummaryBuilder {
     /// Counts an entry; a sub-directory counts with its own summary.
     pub fn add(&mut self, entry: &DirEntry) {
+        self.add_file(&entry.entry_type, entry.size, entry.mtime);
+        if let (EntryType::Directory, Some(below)) = (&entry.entry_type, &entry.summary) {
+            self.add_below(below);
+        }
+    }
+
+    /// Counts an entry that is no directory, of which no more than this is known.
+    pub fn add_file(&mut self, entry_type: &EntryType, size: u64, mtime: Timestamp) {
         let totals = &mut self.totals;
         self.entries += 1;
         // Kopia starts from the Unix epoch: older entries never raise it.
-        totals.max_time = totals.max_time.max(entry.mtime);
-        match (&entry.entry_type, &entry.summary) {
-            (EntryType::File, _) => {
+        totals.max_time = totals.max_time.max(mtime);
+        match entry_type {
+            EntryType::File => {
                 totals.files = totals.files.saturating_add(1);
-                let size = i64::try_from(entry.size).unwrap_or(i64::MAX);
-                totals.size = totals.size.saturating_add(size);
+                totals.size = totals.size.saturating_add(i64::try_from(size).unwrap_or(i64::MAX));
             }
-            (EntryType::Symlink, _) => totals.symlinks = totals.symlinks.saturating_add(1),
-            (EntryType::Directory, Some(below)) => self.add_below(below),
+            EntryType::Symlink => totals.symlinks = totals.symlinks.saturating_add(1),
             _ => {}
         }
     }

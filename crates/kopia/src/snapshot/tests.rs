@@ -528,6 +528,40 @@ proptest! {
     }
 
     #[test]
+    fn an_entry_is_plain_only_if_it_is_written_as_we_write_it(mut entry in any_entry(), plain_name in "[a-z. é\u{2028}&]{1,9}", at: prop::sample::Index, byte in 0..128u8, damage: bool) {
+        entry.name = plain_name.as_str().into();
+        let mut json = Vec::new();
+        encode_entry(&entry, &mut json).unwrap();
+        if damage {
+            let at = at.index(json.len());
+            json[at] = byte;
+        }
+        let raw = RawEntry::new(&json);
+        let is_file = matches!(entry.entry_type, EntryType::File | EntryType::Symlink);
+        match raw.plain().filter(|plain| plain.rest == b"}") {
+            Some(plain) => {
+                let found = raw.parse().unwrap();
+                let same = DirEntry {
+                    name: plain.name.into(),
+                    entry_type: plain.entry_type.clone(),
+                    mode: plain.mode,
+                    size: plain.size,
+                    mtime: plain.mtime,
+                    uid: plain.uid,
+                    gid: plain.gid,
+                    object: plain.object.to_owned(),
+                    ..DirEntry::default()
+                };
+                prop_assert_eq!(&same, &found);
+                let mut again = Vec::new();
+                encode_entry(&same, &mut again).unwrap();
+                prop_assert_eq!(again, json);
+            }
+            None => prop_assert!(damage || !is_file || plain_name.contains(['&', '\u{2028}'])),
+        }
+    }
+
+    #[test]
     fn unix_modes_round_trip(mode in 0..0o10000u32) {
         prop_assert_eq!(GoMode::from_unix(mode).to_unix(), mode);
     }

@@ -4,23 +4,23 @@
 //! slots' order as JSON. Whoever brings the last result writes the listing and passes the directory's own entry on
 //! to the directory that it is in, up to the root.
 
-use super::files::Batch;
+use super::files::{Batch, change_time, is_same_state};
 use super::large::Gathering;
 use super::log::Details;
-use super::parents::ParentListing;
+use super::parents::{ParentListing, extras_until};
 use super::schedule::Supply;
 use super::{Run, Task};
 use crate::actions::Scope;
 use crate::source::{Ignore, Kind, Names, SourceDir};
 use crate::{Error, Result};
+use jiff::Timestamp;
 use lifeboat_kopia::policy::PolicyTree;
-use lifeboat_kopia::snapshot::{
-    DIRECTORY_PREFIX, DirEntry, DirSummary, DirWriter, SummaryBuilder, encode_entry,
-};
+use lifeboat_kopia::snapshot::{DIRECTORY_PREFIX, DirEntry, DirWriter, Extras, SummaryBuilder, encode_entry};
 use lifeboat_repository::{
     AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, WholeObject,
 };
 use parking_lot::Mutex;
+use rustix::fs::Stat;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -62,8 +62,19 @@ pub(super) struct Directory {
 pub(super) struct PreviousDir {
     /// Its entry as it is written there; of the root, nothing.
     pub(super) json: Vec<u8>,
-    pub(super) object: String,
-    pub(super) summary: Option<DirSummary>,
+    pub(super) entry: DirEntry,
+    /// When the parent was begun; `None` if what an entry has beyond Kopia's fields was not looked for, and of the root.
+    pub(super) recorded: Option<Timestamp>,
+}
+
+impl PreviousDir {
+    /// What the directory still has beyond Kopia's fields, if nothing about it changed since; `entry` is its own, as far
+    /// as it is known without that.
+    pub(super) fn known_extras(&self, entry: &DirEntry, stat: &Stat, own_clock: bool) -> Option<Extras> {
+        let until = extras_until(self.recorded, own_clock)?;
+        let is_known = is_same_state(&self.entry, entry) && change_time(stat) < until;
+        is_known.then(|| self.entry.extras.as_deref().cloned().unwrap_or_default())
+    }
 }
 
 /// Where the pieces of work come from.
@@ -186,6 +197,11 @@ impl Directory {
         format!("{}/{}", self.path, String::from_utf8_lossy(name))
     }
 
+    /// Whether all that is left to do is one piece of work.
+    pub(super) fn is_one_piece(&self) -> bool {
+        self.supply.lock().names.are_few_files(BATCH_FILES)
+    }
+
     /// Takes the next piece of work.
     pub(super) fn pull(self: &Arc<Self>, run: &Run<'_>) -> Result<(Option<Task>, Supply)> {
         if self.listing.lock().early.len() > MAX_EARLY {
@@ -281,14 +297,14 @@ impl Directory {
         let listing = std::mem::replace(&mut *self.listing.lock(), written);
         let summary = listing.summary.build(self.entry.mtime, "");
         let previous = self.previous.as_ref().filter(|_| !listing.differs);
-        let object = match previous.filter(|previous| previous.summary.as_ref() == Some(&summary)) {
-            Some(previous) => previous.object.clone(),
+        let object = match previous.filter(|previous| previous.entry.summary.as_ref() == Some(&summary)) {
+            Some(previous) => previous.entry.object.clone(),
             None => {
                 let rest = listing.writer.finish(&summary)?;
                 self.store(run, listing.segments, listing.stream, &rest)?.into_string()
             }
         };
-        let same = previous.is_some_and(|previous| previous.object == object);
+        let same = previous.is_some_and(|previous| previous.entry.object == object);
         Ok((DirEntry { object, summary: Some(summary), ..self.entry.clone() }, same))
     }
 

@@ -4,6 +4,7 @@ use crate::progress::{Cancel, Progress};
 use crate::source::{Ignore, Kind, Names, SourceDir, Spelling, is_cache};
 use crate::{Error, Result};
 use lifeboat_kopia::policy::PolicyTree;
+use lifeboat_kopia::snapshot::SnapshotManifest;
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +32,15 @@ pub(super) struct Estimate<'a> {
     told: &'a mut (dyn FnMut(Counted<'_>) + Send),
     files: u64,
     bytes: u64,
+}
+
+/// How many files and bytes there were in an earlier snapshot: as good as a count that takes as long as the backup of
+/// what has not changed since.
+pub(super) fn by_parents(parents: &[SnapshotManifest]) -> Option<(u64, u64)> {
+    let complete = parents.iter().find(|parent| parent.is_complete())?;
+    let summary = complete.root_entry.as_ref()?.summary.as_ref()?;
+    let count = |number: i64| u64::try_from(number).unwrap_or(0);
+    Some((count(summary.files.saturating_add(summary.symlinks)), count(summary.size)))
 }
 
 /// A directory that is being counted.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::snapshot::{
-    DirEntry, EntryType, Extras, GoMode, Holes, RawEntry, encode_entry, entry_time,
+    DirEntry, EntryType, Extras, GoMode, Holes, PlainEntry, RawEntry, encode_entry, entry_time,
 };
 use lifeboat_repository::{AccessMode, BackupMode, DataType, ObjectInBuffer, ObjectWriteOptions};
 use rustix::fs::{FileType, Stat};
@@ -144,6 +144,8 @@ pub(super) struct FileWork<'r, 'a> {
     /// How files are written, by compressor and splitter; nearly always one.
     options: Vec<ObjectWriteOptions>,
     gathering: Option<Arc<Gathering>>,
+    /// How many files were taken over, and their bytes.
+    cached: (u64, u64),
     json: Vec<u8>,
 }
 
@@ -157,6 +159,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
             outcomes: Vec::new(),
             options: Vec::new(),
             gathering: None,
+            cached: (0, 0),
             json: Vec::new(),
         }
     }
@@ -214,7 +217,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
         }
         if item.kind == Kind::File && run.is_placeholder(name) {
             let entry = run.entry_of_placeholder(&directory.open, name, listed, false)?;
-            run.progress.cached(entry.size);
+            self.count_cached(entry.size);
             self.json.clear();
             encode_entry(&entry, &mut self.json)?;
             let same = batch
@@ -241,11 +244,12 @@ impl<'r, 'a> FileWork<'r, 'a> {
         if kind == Kind::Special && !run.options.extras {
             return self.unknown_type(name, listed);
         }
-        let mut entry = head_entry(name, listed, &stat, run.options.extras);
-        if let Some(outcome) = self.reuse(batch, number, name, &stat, &entry)? {
-            directory.details.file_cached(|| directory.join(listed), &entry);
+        if let Some(outcome) = self.reuse(batch, number, item, &stat)? {
+            let entry = || head_entry(name, listed, &stat, run.options.extras);
+            directory.details.file_cached(|| directory.join(listed), entry);
             return Ok(outcome);
         }
+        let mut entry = head_entry(name, listed, &stat, run.options.extras);
         if let Some((_, range, _)) = batch.previous(number).last() {
             let previous = || RawEntry::new(&batch.text[range]).parse().ok();
             directory.details.file_changed(|| directory.join(listed), previous);
@@ -314,35 +318,31 @@ impl<'r, 'a> FileWork<'r, 'a> {
         holes_of(file.as_fd(), size, &self.directory.open.join(name))
     }
 
+    fn count_cached(&mut self, bytes: u64) {
+        self.cached.0 += 1;
+        self.cached.1 += bytes;
+    }
+
     /// Takes an entry over from a parent if what Kopia looks at (type, size, time, mode, owner) is the same.
-    fn reuse(
-        &mut self,
-        batch: &Batch,
-        number: usize,
-        name: &CStr,
-        stat: &Stat,
-        entry: &DirEntry,
-    ) -> Result<Option<Outcome>> {
+    fn reuse(&mut self, batch: &Batch, number: usize, item: &Item, stat: &Stat) -> Result<Option<Outcome>> {
+        let (name, with_extras) = (batch.name(item), self.run.options.extras);
         if self.run.is_to_be_hashed(&self.directory.path, name) {
             return Ok(None);
         }
-        self.json.clear();
+        let mut entry = None;
         for (parent, range, extras_until) in batch.previous(number) {
             let json = &batch.text[range.clone()];
-            if entry.extras.is_none() {
-                if self.json.is_empty() {
-                    encode_entry(entry, &mut self.json)?;
-                }
-                let object = unchanged(json, &self.json, self.run.options.extras, stat, extras_until);
-                if let Some(object) = object
-                    && self.run.can_reuse(object)?
-                {
-                    self.run.progress.cached(entry.size);
-                    self.part.summary.add(entry);
-                    self.part.same &= parent == 0;
-                    return Ok(Some(Outcome::Same(range)));
-                }
+            if let Some(plain) = RawEntry::new(json).plain()
+                && item.listed.is_none()
+                && is_unchanged(&plain, with_extras, stat, extras_until)
+                && self.run.can_reuse(plain.object)?
+            {
+                self.count_cached(plain.size);
+                self.part.summary.add_file(&plain.entry_type, plain.size, plain.mtime);
+                self.part.same &= parent == 0;
+                return Ok(Some(Outcome::Same(range)));
             }
+            let entry = entry.get_or_insert_with(|| head_entry(name, batch.listed(item), stat, with_extras));
             let Ok(previous) = RawEntry::new(json).parse() else { continue };
             if is_same_state(&previous, entry) && self.run.can_reuse(&previous.object)? {
                 let mut renewed = DirEntry { object: previous.object, ..entry.clone() };
@@ -352,7 +352,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
                     None => self.find_holes(name, stat)?,
                 };
                 self.add_extras(&mut renewed, name, stat, holes)?;
-                self.run.progress.cached(entry.size);
+                self.count_cached(renewed.size);
                 self.json.clear();
                 encode_entry(&renewed, &mut self.json)?;
                 let same = parent == 0 && self.json == json;
@@ -382,7 +382,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
         }
         if let Some(object) = run.links.find(&entry) {
             entry.object = object;
-            run.progress.cached(entry.size);
+            self.count_cached(entry.size);
             return Ok(self.entry_done(entry, false));
         }
         let listed = entry.name.to_string();
@@ -514,6 +514,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
     /// Puts everything together in order.
     fn finish(mut self, batch: &Batch) -> Result<()> {
         let mut part = std::mem::take(&mut self.part);
+        self.run.progress.cached(self.cached.0, self.cached.1);
         for outcome in std::mem::take(&mut self.outcomes) {
             match outcome {
                 Outcome::Absent | Outcome::Read(..) => {}
@@ -537,31 +538,32 @@ impl<'r, 'a> FileWork<'r, 'a> {
     }
 }
 
-/// The object of the parent's entry `json` if it can be taken over as it is for a file whose entry, without object and
-/// extras, is `head`.
-fn unchanged<'j>(
-    json: &'j [u8],
-    head: &[u8],
+/// Whether the parent's entry can be taken over as it is for a file that is listed under its own name.
+fn is_unchanged(
+    previous: &PlainEntry<'_>,
     with_extras: bool,
     stat: &Stat,
     extras_until: Option<Timestamp>,
-) -> Option<&'j str> {
-    // The object is empty and the last member of `head`: what follows its first quote is `"}`.
-    let (before_object, end) = head.split_at(head.len().saturating_sub(2));
-    let rest = json.strip_prefix(before_object)?;
-    let object = rest.split(|byte| *byte == b'"').next()?;
-    let is_same = match with_extras {
-        // Everything that changes extras changes this time as well, and nobody can set it.
-        true => extras_until.is_some_and(|until| change_time(stat) < until),
-        // The object, and nothing behind it.
-        false => &rest[object.len()..] == end,
-    };
-    str::from_utf8(object).ok().filter(|_| is_same)
+) -> bool {
+    let (entry_type, size) = type_and_size(stat);
+    // A time that no listing can hold is not that of the entry.
+    let mtime = Timestamp::new(stat.st_mtime, i32::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    let is_same = (&previous.entry_type, previous.size) == (&entry_type, size)
+        && mtime.is_ok_and(|mtime| mtime == previous.mtime)
+        && previous.mode == GoMode::from_unix(stat.st_mode)
+        && (previous.uid, previous.gid) == (stat.st_uid, stat.st_gid);
+    is_same
+        && match with_extras {
+            // Everything that changes extras changes this time as well, and nobody can set it.
+            true => extras_until.is_some_and(|until| change_time(stat) < until),
+            // Nothing follows the object.
+            false => previous.rest == b"}",
+        }
 }
 
-/// Whether a file is, by Kopia's rule, still as it was. Special files are files without bytes, so that one that became
+/// Whether something is, by Kopia's rule, still as it was. Special files are files without bytes, so that one that became
 /// another kind has the same data.
-fn is_same_state(previous: &DirEntry, entry: &DirEntry) -> bool {
+pub(super) fn is_same_state(previous: &DirEntry, entry: &DirEntry) -> bool {
     previous.entry_type == entry.entry_type
         && previous.size == entry.size
         && previous.file_time() == entry.file_time()
@@ -577,19 +579,13 @@ pub(super) fn set_extras(entry: &mut DirEntry, extras: Extras) {
 }
 
 /// When anything about a file was last changed.
-fn change_time(stat: &Stat) -> Timestamp {
+pub(super) fn change_time(stat: &Stat) -> Timestamp {
     entry_time(stat.st_ctime, u32::try_from(stat.st_ctime_nsec).unwrap_or(0))
 }
 
 /// The entry of something, without its object; `with_extras` allows a name and a time that Kopia cannot keep.
 pub(super) fn head_entry(name: &CStr, listed: &[u8], stat: &Stat, with_extras: bool) -> DirEntry {
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    let (entry_type, size) = match Kind::of(FileType::from_raw_mode(stat.st_mode)) {
-        Kind::Directory => (EntryType::Directory, 0),
-        Kind::Symlink => (EntryType::Symlink, size),
-        Kind::File => (EntryType::File, size),
-        Kind::Special => (EntryType::File, 0),
-    };
+    let (entry_type, size) = type_and_size(stat);
     let mut entry = DirEntry {
         name: listed.to_vec().into(),
         entry_type,
@@ -607,4 +603,15 @@ pub(super) fn head_entry(name: &CStr, listed: &[u8], stat: &Stat, with_extras: b
         entry.extras = None;
     }
     entry
+}
+
+/// What something is in a listing, and its size there.
+fn type_and_size(stat: &Stat) -> (EntryType, u64) {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    match Kind::of(FileType::from_raw_mode(stat.st_mode)) {
+        Kind::Directory => (EntryType::Directory, 0),
+        Kind::Symlink => (EntryType::Symlink, size),
+        Kind::File => (EntryType::File, size),
+        Kind::Special => (EntryType::File, 0),
+    }
 }

@@ -77,9 +77,9 @@ impl Details {
     }
 
     /// A file or link is as in an earlier snapshot.
-    pub(super) fn file_cached(&self, path: impl FnOnce() -> String, entry: &DirEntry) {
+    pub(super) fn file_cached(&self, path: impl FnOnce() -> String, entry: impl FnOnce() -> DirEntry) {
         if is_wanted(self.cache_hit) {
-            log("cached", self.cache_hit, &path(), Some(entry), None);
+            log("cached", self.cache_hit, &path(), Some(&entry()), None);
         }
     }
 

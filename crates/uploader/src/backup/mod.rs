@@ -78,7 +78,7 @@ pub struct BackupOptions {
     /// How often to save what is there so far as an incomplete snapshot, at most every
     /// [`MAX_CHECKPOINT_INTERVAL`]; also when the backup is cancelled. Never if not given.
     pub checkpoint_interval: Option<Duration>,
-    /// Whether to count ahead how much there is, for whoever shows the progress.
+    /// Whether to count ahead how much there is, for whoever shows the progress, if no earlier snapshot tells.
     pub estimate: bool,
     /// Whether the first entry that fails, and may not be ignored, ends the backup.
     pub fail_fast: bool,
@@ -258,10 +258,10 @@ impl Run<'_> {
     fn start(&self, open: SourceDir) -> Result<()> {
         let name = self.options.path.file_name().map_or(&b"/"[..], OsStrExt::as_bytes);
         let parents = parents::roots(&self.options.parents);
-        let previous = parents.first().map(|(parent, root)| PreviousDir {
+        let previous = parents.first().map(|(_, root)| PreviousDir {
             json: Vec::new(),
-            object: parent.object.clone(),
-            summary: root.summary.clone(),
+            entry: (*root).clone(),
+            recorded: None,
         });
         let parents: Vec<ParentDir> = parents.into_iter().map(|(parent, _)| parent).collect();
         let above = Arc::new(Ignore::default());
@@ -282,13 +282,17 @@ impl Run<'_> {
                 let (finished, interval) = (&finished, interval.min(MAX_CHECKPOINT_INTERVAL));
                 scope.spawn(move || self.save_checkpoints(finished, interval));
             }
-            if self.options.estimate {
-                let enough = &counted_enough;
-                // The backup itself says what is left out, and what cannot be read.
-                scope.spawn(move || {
-                    Estimate::new(self.progress, enough, &mut |_| {})
-                        .run(&self.options.path, &self.options.policies);
-                });
+            match estimate::by_parents(&self.options.parents).filter(|_| self.options.estimate) {
+                Some((files, bytes)) => self.progress.estimate(files, bytes),
+                None if self.options.estimate => {
+                    let enough = &counted_enough;
+                    // The backup itself says what is left out, and what cannot be read.
+                    scope.spawn(move || {
+                        Estimate::new(self.progress, enough, &mut |_| {})
+                            .run(&self.options.path, &self.options.policies);
+                    });
+                }
+                None => {}
             }
             let work = || {
                 let mut room = Room::default();
@@ -309,7 +313,10 @@ impl Run<'_> {
         });
         match self.failure.lock().take() {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => {
+                self.progress.all_done();
+                Ok(())
+            }
         }
     }
 
@@ -327,15 +334,30 @@ impl Run<'_> {
             Source::Directory(directory) => {
                 let (task, supply) = directory.pull(self)?;
                 self.schedule.put_back(&directory, supply);
-                match task {
-                    Some(Task::Open(directory, slot, child)) => self.open_child(&directory, slot, &child),
-                    Some(Task::Files(directory, slot, batch)) => {
-                        FileWork::new(self, &directory, slot).back_up(&batch, room)
-                    }
-                    None => Ok(()),
-                }
+                task.map_or(Ok(()), |task| self.work_on(task, room))
             }
         }
+    }
+
+    fn work_on(&self, task: Task, room: &mut Room) -> Result<()> {
+        match task {
+            Task::Open(directory, slot, child) => self.open_child(&directory, slot, &child, room),
+            Task::Files(directory, slot, batch) => {
+                FileWork::new(self, &directory, slot).back_up(&batch, room)
+            }
+        }
+    }
+
+    /// Goes on with a directory that was entered: a small one is worked on at once, others are for all threads.
+    fn go_on(&self, directory: Arc<Directory>, room: &mut Room) -> Result<()> {
+        if !directory.is_one_piece() {
+            self.schedule.push(directory);
+            return Ok(());
+        }
+        while let (Some(task), _) = directory.pull(self)? {
+            self.work_on(task, room)?;
+        }
+        Ok(())
     }
 
     /// A large file to help with, as long as too many are open, for a thread that is in the middle of something.
@@ -361,7 +383,13 @@ impl Run<'_> {
         percent > 0.0 && self.lot.hash_one((directory, name)) as f64 / u64::MAX as f64 * 100.0 < percent
     }
 
-    fn open_child(&self, directory: &Arc<Directory>, slot: u64, child: &Child) -> Result<()> {
+    fn open_child(
+        &self,
+        directory: &Arc<Directory>,
+        slot: u64,
+        child: &Child,
+        room: &mut Room,
+    ) -> Result<()> {
         let path = directory.join(&child.listed);
         let excluded = || {
             // A directory that the parent has and we leave out makes a difference.
@@ -397,8 +425,7 @@ impl Run<'_> {
         match opened {
             Ok(Some(opened)) => {
                 directory.note(slot, Open::Directory(Arc::downgrade(&opened)));
-                self.schedule.push(opened);
-                Ok(())
+                self.go_on(opened, room)
             }
             Ok(None) => excluded(),
             Err(error @ Error::File { .. }) if error.is_not_found() => {
@@ -444,11 +471,15 @@ impl Run<'_> {
             None => listed_name(&place.name).filter(|_| extras).map_or(place.name, String::into_bytes),
         };
         let mut entry = head_entry(&name.unwrap_or_default(), &listed, &stat, extras);
+        let own_clock = self.own_clock && stat.st_dev == self.device;
         if extras {
-            let found = extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?;
+            let known = previous.as_ref().and_then(|it| it.known_extras(&entry, &stat, own_clock));
+            let found = match known {
+                Some(known) => known,
+                None => extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?,
+            };
             files::set_extras(&mut entry, found);
         }
-        let own_clock = self.own_clock && stat.st_dev == self.device;
         let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent, own_clock));
         let parents: Vec<Option<ParentListing>> = opened.collect();
         let previous = previous.filter(|_| parents.first().is_some_and(Option::is_some));
@@ -563,8 +594,7 @@ fn known_to_parents(child: &Child) -> (Option<PreviousDir>, Vec<ParentDir>) {
         }
         parents.push(ParentDir { object: entry.object.clone(), recorded: *recorded });
         if number == 0 {
-            let DirEntry { object, summary, .. } = entry;
-            previous = Some(PreviousDir { json: json.clone(), object, summary });
+            previous = Some(PreviousDir { json: json.clone(), entry, recorded: *recorded });
         }
     }
     (previous, parents)

@@ -38,6 +38,12 @@ pub(super) fn roots(snapshots: &[SnapshotManifest]) -> Vec<(ParentDir, &DirEntry
     roots
 }
 
+/// Until when what a parent says about extras holds for whatever did not change since; see [`ParentListing::open`].
+pub(super) fn extras_until(recorded: Option<Timestamp>, own_clock: bool) -> Option<Timestamp> {
+    let behind = if own_clock { TICKS } else { CLOCK_SKEW };
+    recorded.and_then(|begun| begun.checked_sub(behind).ok())
+}
+
 /// The entries of a parent's listing, one after another.
 pub(super) struct ParentListing {
     /// That of the [`ParentDir`].
@@ -64,12 +70,11 @@ impl ParentListing {
     /// Opens a listing. One that cannot be read is as good as none: the files are read again. `own_clock` says whether
     /// it is our own kernel that notes when a file changes.
     pub(super) fn open(repository: &dyn Repository, parent: &ParentDir, own_clock: bool) -> Option<Self> {
-        let behind = if own_clock { TICKS } else { CLOCK_SKEW };
         match repository.open_object(&Id::new(parent.object.clone())) {
             Ok(reader) => Some(ParentListing {
                 recorded: parent.recorded,
-                extras_until: parent.recorded.and_then(|begun| begun.checked_sub(behind).ok()),
-                entries: Some(DirEntries::new(parent.object.clone(), reader)),
+                extras_until: extras_until(parent.recorded, own_clock),
+                entries: Some(DirEntries::with_length(parent.object.clone(), reader.length(), reader)),
                 head: Head::default(),
                 passed_over: false,
             }),

@@ -153,6 +153,13 @@ impl Names {
             || self.window.find(Kind::Symlink, name).is_some()
     }
 
+    /// Whether there are no directories here, and at most `most` names.
+    pub(crate) fn are_few_files(&self, most: usize) -> bool {
+        let is_dir = |name: Name<'_>| name.kind == Kind::Directory;
+        // Directories come first.
+        self.spilled.is_none() && self.window.names.len() <= most && !self.window.get(0).is_some_and(is_dir)
+    }
+
     /// The next name, without going on to the one behind it.
     pub(crate) fn peek(&mut self) -> Option<Name<'_>> {
         match &self.spilled {
@@ -407,6 +414,7 @@ mod tests {
         let directory = SourceDir::root(top).unwrap();
         let mut names = Names::read(&directory, Spelling { escape: false, placeholders: false }).unwrap();
         assert!(names.may_have(b"zz") && names.may_have(b"link") && !names.may_have(b"z"));
+        assert!(!names.are_few_files(100), "there is a directory");
         let found = all(&mut names);
         assert!(found.iter().all(|(_, raw, listed)| raw == listed));
     }

@@ -146,7 +146,7 @@ pub fn run(session: &Session, args: &CreateArgs) -> Result<()> {
     }
     let allowed = session.connection()?.enable_actions;
     let actions = (allowed || args.force_enable_actions) && !args.force_disable_actions;
-    let repository = session.open()?;
+    let repository = session.open_for_backup()?;
     let cancel = session.cancel_on_signal();
     let creation = Creation { session, repository: &repository, args, actions, cancel };
     let outcome = creation.sources().and_then(|sources| {
