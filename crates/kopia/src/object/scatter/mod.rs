@@ -27,10 +27,16 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use window::{Piece, Region};
 
-/// Bytes that arrive, are opened and delivered at a time, where the budget allows.
-const MOST_IN_FLIGHT: u64 = 32 << 20;
+/// Memory for what is under way, where the budget allows.
+const MOST_IN_FLIGHT: u64 = 40 << 20;
 /// Less than this and nothing overlaps any more.
 const LEAST_IN_FLIGHT: u64 = 2 << 20;
+/// The part of it that is for pieces; the rest is for the bytes that arrive, are opened and delivered.
+const FOR_PIECES: u64 = 5;
+/// What a piece takes, its object and its destination included, as long as those have nothing out of the ordinary.
+const PIECE: u64 = 1 << 10;
+/// So many windows of pieces are under way: one is planned, one is launched, and the others are asked for or arrive.
+const WINDOWS: usize = 4;
 /// How long anything waits before it asks again whether the call is to end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -214,10 +220,10 @@ fn wait_unless<T>(runtime: &Handle, call: impl Future<Output = T>, is_over: impl
 /// Something for a worker to do. It waits under a number: tasks of the runtime carry that only, because what the
 /// pieces point to may live no longer than the call.
 enum Work<D> {
-    /// A region that is being fetched, and its share of the pieces that may be under way.
+    /// A region that is being fetched, and the room that its pieces take.
     Region(Region<D>, Option<OwnedSemaphorePermit>),
-    /// Contents that are still in this process's memory.
-    Here(Vec<Piece<D>>),
+    /// Contents that are still in this process's memory, and the room that their pieces take.
+    Here(Vec<Piece<D>>, Option<OwnedSemaphorePermit>),
     /// Pieces whose destinations may have them already; those that do not are sent back.
     Compare(Vec<Piece<D>>, mpsc::Sender<Vec<Piece<D>>>),
 }
@@ -231,12 +237,16 @@ struct Fetched {
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// The memory for what arrives: a share of the budget, taken as a whole, so that nobody who holds some of it ever
+/// The memory for what is under way: a share of the budget, taken as a whole, so that nobody who holds some of it ever
 /// waits for more.
 struct Room {
-    /// Its permits are bytes.
+    /// For bytes that arrive. Its permits are bytes.
     free: Arc<Semaphore>,
     limit: u64,
+    /// For pieces, from their planning to their delivery. Its permits are pieces.
+    pieces: Arc<Semaphore>,
+    /// The most pieces of a window.
+    window: usize,
     _share: Reservation,
 }
 
@@ -258,8 +268,16 @@ impl Room {
                 }
             }
         };
-        let limit = share.bytes();
-        Ok(Some(Room { free: Arc::new(Semaphore::new(limit as usize)), limit, _share: share }))
+        let for_pieces = share.bytes() / FOR_PIECES;
+        let limit = share.bytes() - for_pieces;
+        let window = (for_pieces / PIECE) as usize / WINDOWS;
+        Ok(Some(Room {
+            free: Arc::new(Semaphore::new(limit as usize)),
+            limit,
+            pieces: Arc::new(Semaphore::new(window * WINDOWS)),
+            window,
+            _share: share,
+        }))
     }
 }
 

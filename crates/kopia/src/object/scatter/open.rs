@@ -27,9 +27,9 @@ pub(super) fn work<D: Destination>(run: &Run<'_, D>, ready: &Mutex<Receiver<Read
         };
         let Some(work) = run.work.lock().remove(&number) else { continue };
         match (work, fetched) {
-            (Work::Region(region, _counted), Some(fetched)) => take(run, region, fetched)?,
+            (Work::Region(region, _room), Some(fetched)) => take(run, region, fetched)?,
             (Work::Region(..), None) => {}
-            (Work::Here(pieces), _) => {
+            (Work::Here(pieces, _room), _) => {
                 pieces.into_iter().try_for_each(|piece| fetch_and_open(run, piece))?;
             }
             (Work::Compare(pieces, answer), _) => {

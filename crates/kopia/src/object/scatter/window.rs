@@ -6,6 +6,7 @@ use crate::content::ContentLocation;
 use lifeboat_blobs::BlobId;
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// A region grows up to this size: long enough to make the cost of a request small, short enough to have many under
 /// way.
@@ -15,6 +16,12 @@ const MIN_REGION: u64 = 128 << 10;
 const REGIONS_IN_FLIGHT: u64 = 8;
 /// Gaps up to this size are read and thrown away rather than read around.
 const MAX_GAP: u64 = 64 << 10;
+
+/// Pieces that are planned together, and the room that they take.
+pub(super) struct Window<D> {
+    pub(super) pieces: Vec<Piece<D>>,
+    pub(super) room: OwnedSemaphorePermit,
+}
 
 /// A content that an object wants at an offset.
 pub(super) struct Piece<D> {
