@@ -4,14 +4,11 @@ use super::compare::compare;
 use super::window::{Region, Window, regions};
 use super::{Destination, Fetched, PATIENCE, Ready, Run, Work};
 use crate::Result;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use lifeboat_blobs::arrival::{Admission, with_admission};
-use parking_lot::Mutex;
+use lifeboat_blobs::arrival::with_admission;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 /// So many regions are asked for beyond those that arrive: a far storage would have nothing to send otherwise.
@@ -39,7 +36,7 @@ pub(super) fn launch<D: Destination>(
             let room = room.split(here.len());
             let _ = ready.send((run.put(Work::Here(here, room)), None));
         }
-        for region in regions(stored, run.room.limit) {
+        for region in regions(stored, run.room.region()) {
             let Some(turn) = run.wait(ahead.clone().acquire_owned()) else { return Ok(()) };
             let room = room.split(region.pieces.len());
             start(run, region, [turn.ok(), room], &mut fetches, ready.clone());
@@ -66,38 +63,11 @@ fn start<D: Destination>(
     let (pack, range) = (region.pack.clone(), region.range.clone());
     run.reads.fetch_add(1, Ordering::Relaxed);
     run.bytes.fetch_add(region.len(), Ordering::Relaxed);
-    let arrival = Arc::new(Arrival {
-        room: run.room.free.clone(),
-        // What is more than everything waits for everything.
-        bytes: (region.len() + region.opened).min(run.room.limit) as u32,
-        taken: OnceCell::new(),
-        turn: Mutex::new(turn),
-    });
+    let arrival = run.room.arrival(region.len(), region.opened, turn);
     let number = run.put(Work::Region(region, room));
     let fetch = async move {
         let bytes = with_admission(arrival.clone(), store.get_range(&pack, range)).await;
-        let room = Arc::into_inner(arrival).and_then(|arrival| arrival.taken.into_inner());
-        let _ = ready.send((number, Some(Fetched { bytes, _room: room })));
+        let _ = ready.send((number, Some(Fetched { bytes, room: arrival.into_room() })));
     };
     fetches.spawn_on(fetch, &run.objects.runtime);
-}
-
-/// Room for a region, taken when it begins to arrive.
-struct Arrival {
-    room: Arc<Semaphore>,
-    bytes: u32,
-    taken: OnceCell<OwnedSemaphorePermit>,
-    /// Its place among those that are waited for, until it arrives.
-    turn: Mutex<Option<OwnedSemaphorePermit>>,
-}
-
-impl Admission for Arrival {
-    fn admit(&self) -> BoxFuture<'_, ()> {
-        async {
-            // The semaphore is never closed.
-            let _ = self.taken.get_or_try_init(|| self.room.clone().acquire_many_owned(self.bytes)).await;
-            self.turn.lock().take();
-        }
-        .boxed()
-    }
 }

@@ -9,14 +9,15 @@ mod compare;
 mod launch;
 mod open;
 mod plan;
+mod room;
 mod window;
 
 use super::{ObjectId, Objects};
 use crate::{Error, Result};
 use bytes::Bytes;
-use lifeboat_budget::Reservation;
 use parking_lot::Mutex;
 use plan::Planner;
+use room::Room;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,19 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use window::{Piece, Region};
 
-/// Memory for what is under way, where the budget allows.
-const MOST_IN_FLIGHT: u64 = 40 << 20;
-/// Less than this and nothing overlaps any more.
-const LEAST_IN_FLIGHT: u64 = 2 << 20;
-/// The part of it that is for pieces; the rest is for the bytes that arrive, are opened and delivered.
-const FOR_PIECES: u64 = 5;
-/// What a piece takes, its object and its destination included, as long as those have nothing out of the ordinary.
-const PIECE: u64 = 1 << 10;
-/// So many windows of pieces are under way: one is planned, one is launched, and the others are asked for or arrive.
-const WINDOWS: usize = 4;
 /// How long anything waits before it asks again whether the call is to end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -234,51 +225,7 @@ type Ready = (u64, Option<Fetched>);
 /// The bytes of a region, and the room that they take.
 struct Fetched {
     bytes: lifeboat_blobs::Result<Bytes>,
-    _room: Option<OwnedSemaphorePermit>,
-}
-
-/// The memory for what is under way: a share of the budget, taken as a whole, so that nobody who holds some of it ever
-/// waits for more.
-struct Room {
-    /// For bytes that arrive. Its permits are bytes.
-    free: Arc<Semaphore>,
-    limit: u64,
-    /// For pieces, from their planning to their delivery. Its permits are pieces.
-    pieces: Arc<Semaphore>,
-    /// The most pieces of a window.
-    window: usize,
-    _share: Reservation,
-}
-
-impl Room {
-    /// Takes the share; `None` if the call is to end while it waits for it.
-    fn new(objects: &Objects, stop: &(dyn Fn() -> bool + Sync)) -> Result<Option<Self>> {
-        let budget = &objects.budget;
-        let mut wanted = (budget.total() / 2).min(MOST_IN_FLIGHT);
-        let share = loop {
-            match budget.try_reserve(wanted) {
-                Some(share) => break share,
-                None if wanted / 2 >= LEAST_IN_FLIGHT => wanted /= 2,
-                None => {
-                    let least = budget.reserve_async(wanted.min(LEAST_IN_FLIGHT));
-                    match wait_unless(&objects.runtime, least, stop) {
-                        Some(share) => break share?,
-                        None => return Ok(None),
-                    }
-                }
-            }
-        };
-        let for_pieces = share.bytes() / FOR_PIECES;
-        let limit = share.bytes() - for_pieces;
-        let window = (for_pieces / PIECE) as usize / WINDOWS;
-        Ok(Some(Room {
-            free: Arc::new(Semaphore::new(limit as usize)),
-            limit,
-            pieces: Arc::new(Semaphore::new(window * WINDOWS)),
-            window,
-            _share: share,
-        }))
-    }
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// An object that is under way.
