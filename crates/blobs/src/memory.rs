@@ -131,7 +131,8 @@ impl BlobStore for MemoryStore {
     }
 
     async fn get_range(&self, id: &BlobId, range: Range<u64>) -> Result<Bytes> {
-        arrival::admitted().await;
+        // The blob itself is shared, and takes no more memory.
+        drop(arrival::admitted().await);
         let bytes = self.find(Operation::Get, id)?.bytes;
         crate::store::check_range(&range, bytes.len() as u64, id, || self.describe())?;
         Ok(bytes.slice(range.start as usize..range.end as usize))

@@ -16,13 +16,16 @@ use tokio::sync::Semaphore;
 struct Gate {
     asked: Semaphore,
     open: Semaphore,
+    /// What it gives memory for.
+    capacity: usize,
 }
 
 impl Admission for Gate {
-    fn admit(&self) -> BoxFuture<'_, ()> {
+    fn admit(&self) -> BoxFuture<'_, Vec<u8>> {
         async {
             self.asked.add_permits(1);
             let _ = self.open.acquire().await;
+            Vec::with_capacity(self.capacity)
         }
         .boxed()
     }
@@ -31,14 +34,17 @@ impl Admission for Gate {
 async fn reads_wait_to_be_admitted(store: &dyn BlobStore) {
     let id = BlobId::new("p1").unwrap();
     store.put(&id, b"hello".as_slice().into(), &PutOptions::default()).await.unwrap();
-    let gate = Arc::new(Gate { asked: Semaphore::new(0), open: Semaphore::new(0) });
-    let mut read = std::pin::pin!(with_admission(gate.clone(), store.get_range(&id, 1..4)));
-    tokio::select! {
-        read = &mut read => panic!("{} delivered {read:?} without being let in", store.describe()),
-        asked = gate.asked.acquire() => drop(asked.unwrap()),
+    // Too little, what it takes, and more than that.
+    for capacity in [0, 1, 3, 4096] {
+        let gate = Arc::new(Gate { asked: Semaphore::new(0), open: Semaphore::new(0), capacity });
+        let mut read = std::pin::pin!(with_admission(gate.clone(), store.get_range(&id, 1..4)));
+        tokio::select! {
+            read = &mut read => panic!("{} delivered {read:?} without being let in", store.describe()),
+            asked = gate.asked.acquire() => drop(asked.unwrap()),
+        }
+        gate.open.add_permits(1);
+        assert_eq!(read.await.unwrap(), "ell");
     }
-    gate.open.add_permits(1);
-    assert_eq!(read.await.unwrap(), "ell");
     // Without anybody at the gate there is none.
     assert_eq!(store.get_range(&id, 1..4).await.unwrap(), "ell");
 }

@@ -7,6 +7,7 @@ mod common;
 use common::Ours;
 use lifeboat_testkit::cgroup::run_limited;
 use lifeboat_testkit::kopia::Kopia;
+use lifeboat_testkit::servers::Minio;
 use lifeboat_testkit::tree::{Compare, Random, TreeSpec, assert_same};
 use std::ffi::OsStr;
 use std::fs;
@@ -189,12 +190,25 @@ fn a_restore_fits_into_a_small_container() {
     assert!(own <= 96, "the restore took {own} MiB");
 }
 
-/// Backs `files` small files up and restores them onto a disk inside of a container of 256 MiB. A file system in
-/// memory would count as memory of the container.
-fn restore_small_files(files: usize) {
+/// Backs `files` small files up into a folder, or into a bucket of `server`, and restores them onto a disk inside of a
+/// container of 256 MiB. A file system in memory would count as memory of the container.
+fn restore_small_files(files: usize, server: Option<&Minio>) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let ours = Ours::new(PASSWORD).unwrap();
-    ours.create_filesystem(&folder.path().join("repository"), &[]).unwrap();
+    match server {
+        None => ours.create_filesystem(&folder.path().join("repository"), &[]).unwrap(),
+        Some(server) => {
+            server.create_bucket("files").unwrap();
+            let words = ["repository", "create", "s3", "--bucket=files", "--disable-tls"].map(str::to_owned);
+            let place = [
+                format!("--endpoint={}", server.address()),
+                format!("--region={}", server.region()),
+                format!("--access-key={}", server.access_key()),
+                format!("--secret-access-key={}", server.secret_key()),
+            ];
+            ours.run(words.into_iter().chain(place)).unwrap();
+        }
+    }
     let source = folder.path().join("source");
     let mut random = Random::new(3);
     for number in 0..files {
@@ -219,11 +233,17 @@ fn restore_small_files(files: usize) {
 
 #[test]
 fn many_small_files_are_restored_inside_a_small_container() {
-    restore_small_files(30_000);
+    restore_small_files(30_000, None);
+}
+
+/// Of a store that answers later than it is asked, more is asked for than arrives.
+#[test]
+fn many_small_files_are_restored_from_an_object_store_inside_a_small_container() {
+    restore_small_files(30_000, Some(&Minio::start().unwrap()));
 }
 
 #[test]
 #[ignore = "takes minutes and 15 GB: part of --long"]
 fn a_million_files_are_restored_inside_a_small_container() {
-    restore_small_files(1_000_000);
+    restore_small_files(1_000_000, None);
 }

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -196,18 +197,18 @@ fn sync_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads `length` bytes at `offset`, which must be there. The file must not be shared: this moves its position.
+/// Reads `range`, which must be there, into a buffer that is empty. The file must not be shared: this moves its position.
 pub(super) fn read_exact_at(
     mut file: &File,
-    offset: u64,
-    length: u64,
+    range: Range<u64>,
+    mut bytes: Vec<u8>,
     pace: Option<&Scope>,
 ) -> io::Result<Bytes> {
     let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
-    let mut bytes = Vec::new();
+    let length = range.end.saturating_sub(range.start);
     bytes.try_reserve_exact(usize::try_from(length).map_err(|_| too_large())?).map_err(|_| too_large())?;
-    if offset > 0 {
-        file.seek(SeekFrom::Start(offset))?;
+    if range.start > 0 {
+        file.seek(SeekFrom::Start(range.start))?;
     }
     let mut left = length;
     while left > 0 {

@@ -250,7 +250,7 @@ fn read_layout(root: &Path, name: &str) -> Result<Option<Layout>> {
         let file = File::open(root.join(SHARDS_FILE))?;
         let size = file.metadata()?.len();
         // One byte beyond the limit makes the parser's message true.
-        file::read_exact_at(&file, 0, size.min(MAX_SHARDS_FILE + 1), None)
+        file::read_exact_at(&file, 0..size.min(MAX_SHARDS_FILE + 1), Vec::new(), None)
     };
     match read() {
         Ok(bytes) => Layout::parse(&bytes, name).map(Some),
@@ -278,19 +278,19 @@ impl BlobStore for FsStore {
         let (id, pace) = (id.clone(), Scope::current());
         self.run(move |shared| {
             let (file, size) = shared.open_blob(Operation::Get, &id)?;
-            file::read_exact_at(&file, 0, size, pace.as_ref())
+            file::read_exact_at(&file, 0..size, Vec::new(), pace.as_ref())
                 .map_err(|error| shared.failure(Operation::Get, &id, "read its file", error))
         })
         .await
     }
 
     async fn get_range(&self, id: &BlobId, range: Range<u64>) -> Result<Bytes> {
-        arrival::admitted().await;
+        let buffer = arrival::admitted().await;
         let (id, pace) = (id.clone(), Scope::current());
         self.run(move |shared| {
             let (file, size) = shared.open_blob(Operation::Get, &id)?;
             crate::store::check_range(&range, size, &id, || shared.name.clone())?;
-            file::read_exact_at(&file, range.start, range.end - range.start, pace.as_ref())
+            file::read_exact_at(&file, range, buffer, pace.as_ref())
                 .map_err(|error| shared.failure(Operation::Get, &id, "read its file", error))
         })
         .await

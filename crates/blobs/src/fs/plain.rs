@@ -67,11 +67,12 @@ impl PlainFolder {
         &self,
         id: &BlobId,
         range: impl FnOnce(u64) -> Result<Range<u64>>,
+        buffer: Vec<u8>,
         pace: Option<&Scope>,
     ) -> Result<Bytes> {
         let (file, found) = self.open_blob(Operation::Get, id)?;
         let range = range(found.size)?;
-        file::read_exact_at(&file, range.start, range.end - range.start, pace)
+        file::read_exact_at(&file, range, buffer, pace)
             .map_err(|error| self.failure(Operation::Get, id, "read its file", error))
     }
 
@@ -169,18 +170,18 @@ impl BlobStore for PlainFolder {
 
     async fn get(&self, id: &BlobId) -> Result<Bytes> {
         let (id, pace) = (id.clone(), Scope::current());
-        self.run(move |folder| folder.read(&id, |size| Ok(0..size), pace.as_ref())).await
+        self.run(move |folder| folder.read(&id, |size| Ok(0..size), Vec::new(), pace.as_ref())).await
     }
 
     async fn get_range(&self, id: &BlobId, range: Range<u64>) -> Result<Bytes> {
-        arrival::admitted().await;
+        let buffer = arrival::admitted().await;
         let (id, pace) = (id.clone(), Scope::current());
         self.run(move |folder| {
             let checked = |size| {
                 crate::store::check_range(&range, size, &id, || folder.name.clone())?;
                 Ok(range.clone())
             };
-            folder.read(&id, checked, pace.as_ref())
+            folder.read(&id, checked, buffer, pace.as_ref())
         })
         .await
     }

@@ -222,6 +222,11 @@ impl Reply {
 
     /// The body, which must not be longer than `limit`.
     pub(crate) async fn body(self, limit: u64) -> Result<Bytes, Trouble> {
+        self.body_in(Vec::new(), limit).await
+    }
+
+    /// The same in a buffer that is empty, and grows if it has to.
+    pub(crate) async fn body_in(self, mut joined: Vec<u8>, limit: u64) -> Result<Bytes, Trouble> {
         let too_long = || Trouble {
             kind: ErrorKind::Corrupt,
             detail: format!("the answer is longer than the {limit} bytes expected"),
@@ -233,7 +238,6 @@ impl Reply {
         }
         let pace = Scope::current();
         let mut response = self.response;
-        let mut joined: Vec<u8> = Vec::new();
         loop {
             let chunk = tokio::time::timeout(STALL_TIMEOUT, response.chunk())
                 .await
@@ -246,7 +250,7 @@ impl Reply {
                 return Err(too_long());
             }
             if joined.is_empty() {
-                if declared == Some(chunk.len() as u64) {
+                if declared == Some(chunk.len() as u64) && joined.capacity() == 0 {
                     return Ok(chunk); // all of it in one piece: nothing to join
                 }
                 joined.reserve_exact(declared.unwrap_or_default().min(MOST_RESERVED) as usize);

@@ -342,9 +342,9 @@ impl<P: Protocol> BlobStore for RestStore<P> {
         if reply.status() != StatusCode::PARTIAL_CONTENT || covers != Some((range.start, last)) {
             return Err(self.bad_range(id, &range).await);
         }
-        arrival::admitted().await;
+        let buffer = arrival::admitted().await;
         let length = range.end - range.start;
-        let bytes = reply.body(length).await;
+        let bytes = reply.body_in(buffer, length).await;
         let bytes =
             bytes.map_err(|trouble| trouble.into_error(Operation::Get, id.as_str(), &self.describe()))?;
         if bytes.len() as u64 != length {

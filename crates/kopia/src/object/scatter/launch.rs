@@ -1,52 +1,45 @@
 //! From windows to fetches: as many regions arrive at a time as memory allows, and some more are asked for.
 
 use super::compare::compare;
-use super::window::{Piece, Region, regions};
+use super::window::{Region, Window, regions};
 use super::{Destination, Fetched, PATIENCE, Ready, Run, Work};
 use crate::Result;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use lifeboat_blobs::arrival::{Admission, with_admission};
-use parking_lot::Mutex;
+use lifeboat_blobs::arrival::with_admission;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 /// So many regions are asked for beyond those that arrive: a far storage would have nothing to send otherwise.
 const AHEAD: usize = 16;
-/// So many pieces are asked for or arrive at a time, or those of one region: with their destinations each takes about a
-/// kilobyte, and a region may have thousands.
-const MOST_PIECES: usize = 8192;
 
 /// Takes windows until there are no more.
 pub(super) fn launch<D: Destination>(
     run: &Run<'_, D>,
-    windows: &Receiver<Vec<Piece<D>>>,
+    windows: &Receiver<Window<D>>,
     ready: &Sender<Ready>,
 ) -> Result<()> {
     // Dropping it ends what is still under way.
     let mut fetches = JoinSet::new();
     let ahead = Arc::new(Semaphore::new(AHEAD));
-    let under_way = Arc::new(Semaphore::new(MOST_PIECES));
     loop {
-        let window = match windows.recv_timeout(PATIENCE) {
+        let Window { pieces, mut room } = match windows.recv_timeout(PATIENCE) {
             Ok(window) => window,
             Err(RecvTimeoutError::Timeout) if !run.is_over() => continue,
             Err(_) => break,
         };
-        let Some(window) = compare(run, window, ready) else { break };
+        let Some(pieces) = compare(run, pieces, ready) else { break };
         let (here, stored): (Vec<_>, Vec<_>) =
-            window.into_iter().partition(|piece| piece.location.in_memory().is_some());
+            pieces.into_iter().partition(|piece| piece.location.in_memory().is_some());
         if !here.is_empty() {
-            let _ = ready.send((run.put(Work::Here(here)), None));
+            let room = room.split(here.len());
+            let _ = ready.send((run.put(Work::Here(here, room)), None));
         }
-        for region in regions(stored, run.room.limit) {
-            let count = region.pieces.len().min(MOST_PIECES) as u32;
-            let Some(counted) = run.wait(under_way.clone().acquire_many_owned(count)) else { return Ok(()) };
+        for region in regions(stored, run.room.region()) {
             let Some(turn) = run.wait(ahead.clone().acquire_owned()) else { return Ok(()) };
-            start(run, region, [turn.ok(), counted.ok()], &mut fetches, ready.clone());
+            let room = room.split(region.pieces.len());
+            start(run, region, [turn.ok(), room], &mut fetches, ready.clone());
             while fetches.try_join_next().is_some() {}
         }
     }
@@ -62,7 +55,7 @@ pub(super) fn launch<D: Destination>(
 fn start<D: Destination>(
     run: &Run<'_, D>,
     region: Region<D>,
-    [turn, counted]: [Option<OwnedSemaphorePermit>; 2],
+    [turn, room]: [Option<OwnedSemaphorePermit>; 2],
     fetches: &mut JoinSet<()>,
     ready: Sender<Ready>,
 ) {
@@ -70,38 +63,11 @@ fn start<D: Destination>(
     let (pack, range) = (region.pack.clone(), region.range.clone());
     run.reads.fetch_add(1, Ordering::Relaxed);
     run.bytes.fetch_add(region.len(), Ordering::Relaxed);
-    let arrival = Arc::new(Arrival {
-        room: run.room.free.clone(),
-        // What is more than everything waits for everything.
-        bytes: (region.len() + region.opened).min(run.room.limit) as u32,
-        taken: OnceCell::new(),
-        turn: Mutex::new(turn),
-    });
-    let number = run.put(Work::Region(region, counted));
+    let arrival = run.room.arrival(region.len(), region.opened, turn);
+    let number = run.put(Work::Region(region, room));
     let fetch = async move {
         let bytes = with_admission(arrival.clone(), store.get_range(&pack, range)).await;
-        let room = Arc::into_inner(arrival).and_then(|arrival| arrival.taken.into_inner());
-        let _ = ready.send((number, Some(Fetched { bytes, _room: room })));
+        let _ = ready.send((number, Some(Fetched { bytes, room: arrival.into_room() })));
     };
     fetches.spawn_on(fetch, &run.objects.runtime);
-}
-
-/// Room for a region, taken when it begins to arrive.
-struct Arrival {
-    room: Arc<Semaphore>,
-    bytes: u32,
-    taken: OnceCell<OwnedSemaphorePermit>,
-    /// Its place among those that are waited for, until it arrives.
-    turn: Mutex<Option<OwnedSemaphorePermit>>,
-}
-
-impl Admission for Arrival {
-    fn admit(&self) -> BoxFuture<'_, ()> {
-        async {
-            // The semaphore is never closed.
-            let _ = self.taken.get_or_try_init(|| self.room.clone().acquire_many_owned(self.bytes)).await;
-            self.turn.lock().take();
-        }
-        .boxed()
-    }
 }

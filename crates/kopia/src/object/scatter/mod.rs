@@ -9,14 +9,15 @@ mod compare;
 mod launch;
 mod open;
 mod plan;
+mod room;
 mod window;
 
 use super::{ObjectId, Objects};
 use crate::{Error, Result};
 use bytes::Bytes;
-use lifeboat_budget::Reservation;
 use parking_lot::Mutex;
 use plan::Planner;
+use room::Room;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,13 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use window::{Piece, Region};
 
-/// Bytes that arrive, are opened and delivered at a time, where the budget allows.
-const MOST_IN_FLIGHT: u64 = 32 << 20;
-/// Less than this and nothing overlaps any more.
-const LEAST_IN_FLIGHT: u64 = 2 << 20;
 /// How long anything waits before it asks again whether the call is to end.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -214,10 +211,10 @@ fn wait_unless<T>(runtime: &Handle, call: impl Future<Output = T>, is_over: impl
 /// Something for a worker to do. It waits under a number: tasks of the runtime carry that only, because what the
 /// pieces point to may live no longer than the call.
 enum Work<D> {
-    /// A region that is being fetched, and its share of the pieces that may be under way.
+    /// A region that is being fetched, and the room that its pieces take.
     Region(Region<D>, Option<OwnedSemaphorePermit>),
-    /// Contents that are still in this process's memory.
-    Here(Vec<Piece<D>>),
+    /// Contents that are still in this process's memory, and the room that their pieces take.
+    Here(Vec<Piece<D>>, Option<OwnedSemaphorePermit>),
     /// Pieces whose destinations may have them already; those that do not are sent back.
     Compare(Vec<Piece<D>>, mpsc::Sender<Vec<Piece<D>>>),
 }
@@ -228,39 +225,7 @@ type Ready = (u64, Option<Fetched>);
 /// The bytes of a region, and the room that they take.
 struct Fetched {
     bytes: lifeboat_blobs::Result<Bytes>,
-    _room: Option<OwnedSemaphorePermit>,
-}
-
-/// The memory for what arrives: a share of the budget, taken as a whole, so that nobody who holds some of it ever
-/// waits for more.
-struct Room {
-    /// Its permits are bytes.
-    free: Arc<Semaphore>,
-    limit: u64,
-    _share: Reservation,
-}
-
-impl Room {
-    /// Takes the share; `None` if the call is to end while it waits for it.
-    fn new(objects: &Objects, stop: &(dyn Fn() -> bool + Sync)) -> Result<Option<Self>> {
-        let budget = &objects.budget;
-        let mut wanted = (budget.total() / 2).min(MOST_IN_FLIGHT);
-        let share = loop {
-            match budget.try_reserve(wanted) {
-                Some(share) => break share,
-                None if wanted / 2 >= LEAST_IN_FLIGHT => wanted /= 2,
-                None => {
-                    let least = budget.reserve_async(wanted.min(LEAST_IN_FLIGHT));
-                    match wait_unless(&objects.runtime, least, stop) {
-                        Some(share) => break share?,
-                        None => return Ok(None),
-                    }
-                }
-            }
-        };
-        let limit = share.bytes();
-        Ok(Some(Room { free: Arc::new(Semaphore::new(limit as usize)), limit, _share: share }))
-    }
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// An object that is under way.

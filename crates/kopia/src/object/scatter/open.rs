@@ -27,9 +27,9 @@ pub(super) fn work<D: Destination>(run: &Run<'_, D>, ready: &Mutex<Receiver<Read
         };
         let Some(work) = run.work.lock().remove(&number) else { continue };
         match (work, fetched) {
-            (Work::Region(region, _counted), Some(fetched)) => take(run, region, fetched)?,
+            (Work::Region(region, _room), Some(fetched)) => take(run, region, fetched)?,
             (Work::Region(..), None) => {}
-            (Work::Here(pieces), _) => {
+            (Work::Here(pieces, _room), _) => {
                 pieces.into_iter().try_for_each(|piece| fetch_and_open(run, piece))?;
             }
             (Work::Compare(pieces, answer), _) => {
@@ -40,11 +40,13 @@ pub(super) fn work<D: Destination>(run: &Run<'_, D>, ready: &Mutex<Receiver<Read
 }
 
 fn take<D: Destination>(run: &Run<'_, D>, region: Region<D>, fetched: Fetched) -> Result<()> {
-    match fetched.bytes.map_err(Error::from) {
+    let Fetched { bytes, room: _room } = fetched;
+    match bytes.map_err(Error::from) {
         Ok(bytes) => {
             // Nobody else has them, unless the store is in memory.
-            let bytes = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-            open_region(run, region, bytes);
+            let mut bytes = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+            open_region(run, region, &mut bytes);
+            run.room.reclaim(bytes);
             Ok(())
         }
         Err(error) if is_outage(&error) => Err(error),
@@ -53,7 +55,7 @@ fn take<D: Destination>(run: &Run<'_, D>, region: Region<D>, fetched: Fetched) -
     }
 }
 
-fn open_region<D: Destination>(run: &Run<'_, D>, region: Region<D>, mut bytes: BytesMut) {
+fn open_region<D: Destination>(run: &Run<'_, D>, region: Region<D>, bytes: &mut [u8]) {
     let sealer = run.objects.contents().sealer();
     let mut pieces = region.pieces.into_iter().peekable();
     while let Some(first) = pieces.next() {

@@ -3,8 +3,8 @@
 use super::super::indirect::{self, Entry};
 use super::super::layout::MAX_DEPTH;
 use super::super::{ObjectId, ObjectReader};
-use super::window::Piece;
-use super::{Destination, Object, Run, Wanted};
+use super::window::{Piece, Window};
+use super::{Destination, Object, Room, Run, Wanted};
 use crate::content::ContentLocation;
 use crate::{Error, Result};
 use bytes::{Buf, Bytes};
@@ -14,10 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-/// A window ends at so many pieces: they and their destinations take some megabytes.
-const WINDOW_PIECES: usize = 4096;
-/// It also ends when its contents have so many bytes: much more than a pack, and enough to keep everybody busy while
-/// the next one is planned.
+/// A window ends when it has all pieces that there is room for, or when its contents have so many bytes: much more than a
+/// pack, and enough to keep everybody busy while the next one is planned.
 const WINDOW_BYTES: u64 = 256 << 20;
 /// The first windows are shorter, so that reading starts early.
 const FIRST_WINDOW_BYTES: u64 = 16 << 20;
@@ -25,8 +23,8 @@ const FIRST_WINDOW_BYTES: u64 = 16 << 20;
 /// Turns objects into windows.
 pub(super) struct Planner<'a, D: Destination> {
     run: &'a Run<'a, D>,
-    out: SyncSender<Vec<Piece<D>>>,
-    window: Vec<Piece<D>>,
+    out: SyncSender<Window<D>>,
+    window: Option<Window<D>>,
     bytes: u64,
     limit: u64,
     /// Whether the index was loaded again because something was not in it. Once is enough: what a snapshot needs was
@@ -35,8 +33,8 @@ pub(super) struct Planner<'a, D: Destination> {
 }
 
 impl<'a, D: Destination> Planner<'a, D> {
-    pub(super) fn new(run: &'a Run<'a, D>, out: SyncSender<Vec<Piece<D>>>) -> Self {
-        Planner { run, out, window: Vec::new(), bytes: 0, limit: FIRST_WINDOW_BYTES, refreshed: false }
+    pub(super) fn new(run: &'a Run<'a, D>, out: SyncSender<Window<D>>) -> Self {
+        Planner { run, out, window: None, bytes: 0, limit: FIRST_WINDOW_BYTES, refreshed: false }
     }
 
     /// Plans all of `wanted`, until the call is over.
@@ -126,15 +124,28 @@ impl<'a, D: Destination> Planner<'a, D> {
         if requested > total {
             return Err(lifeboat_budget::TooLarge { requested, total }.into());
         }
-        self.bytes += u64::from(location.entry.packed_length);
+        let Some(window) = self.window() else { return Ok(()) };
         object.outstanding.fetch_add(1, Ordering::Relaxed);
         let compressed = part.is_compressed();
-        self.window.push(Piece { object: object.clone(), offset, length, compressed, location });
-        if self.window.len() >= WINDOW_PIECES || self.bytes >= self.limit {
+        let bytes = u64::from(location.entry.packed_length);
+        window.pieces.push(Piece { object: object.clone(), offset, length, compressed, location });
+        let is_full = window.pieces.len() == self.run.room.window;
+        self.bytes += bytes;
+        if is_full || self.bytes >= self.limit {
             self.limit = (self.limit * 2).min(WINDOW_BYTES);
             self.hand_on();
         }
         Ok(())
+    }
+
+    /// The window that pieces go to; waits until there is room for another one. `None` if the call is over.
+    fn window(&mut self) -> Option<&mut Window<D>> {
+        if self.window.is_none() {
+            let Room { pieces, window, .. } = &self.run.room;
+            let room = self.run.wait(pieces.clone().acquire_many_owned(*window as u32));
+            self.window = room.and_then(|room| room.ok()).map(|room| Window { pieces: Vec::new(), room });
+        }
+        self.window.as_mut()
     }
 
     fn locate(&mut self, id: &ContentId) -> Result<ContentLocation> {
@@ -154,9 +165,9 @@ impl<'a, D: Destination> Planner<'a, D> {
     /// Gives the window to the launcher, waiting until it has taken the one before.
     fn hand_on(&mut self) {
         self.bytes = 0;
-        if !self.window.is_empty() {
+        if let Some(window) = self.window.take() {
             // It fails only if the launcher is gone, and then everything is over.
-            let _ = self.out.send(std::mem::take(&mut self.window));
+            let _ = self.out.send(window);
         }
     }
 }

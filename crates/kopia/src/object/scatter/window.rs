@@ -6,15 +6,16 @@ use crate::content::ContentLocation;
 use lifeboat_blobs::BlobId;
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
-/// A region grows up to this size: long enough to make the cost of a request small, short enough to have many under
-/// way.
-const MAX_REGION: u64 = 4 << 20;
-const MIN_REGION: u64 = 128 << 10;
-/// How many regions should fit into the memory that is under way.
-const REGIONS_IN_FLIGHT: u64 = 8;
 /// Gaps up to this size are read and thrown away rather than read around.
 const MAX_GAP: u64 = 64 << 10;
+
+/// Pieces that are planned together, and the room that they take.
+pub(super) struct Window<D> {
+    pub(super) pieces: Vec<Piece<D>>,
+    pub(super) room: OwnedSemaphorePermit,
+}
 
 /// A content that an object wants at an offset.
 pub(super) struct Piece<D> {
@@ -54,14 +55,8 @@ impl<D> Region<D> {
     }
 }
 
-/// The longest region where so many bytes may be under way.
-fn region_limit(in_flight: u64) -> u64 {
-    (in_flight / REGIONS_IN_FLIGHT).clamp(MIN_REGION, MAX_REGION)
-}
-
-/// Joins what lies close together. Pieces whose pack has no valid name fail.
-pub(super) fn regions<D: Destination>(mut pieces: Vec<Piece<D>>, in_flight: u64) -> Vec<Region<D>> {
-    let limit = region_limit(in_flight);
+/// Joins what lies close together, up to `limit` bytes. Pieces whose pack has no valid name fail.
+pub(super) fn regions<D: Destination>(mut pieces: Vec<Piece<D>>, limit: u64) -> Vec<Region<D>> {
     pieces.sort_unstable_by(|a, b| a.place().cmp(&b.place()));
     let mut regions: Vec<Region<D>> = Vec::new();
     for piece in pieces {
