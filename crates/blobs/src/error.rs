@@ -88,6 +88,7 @@ pub struct Error {
     detail: String,
     remedy: Option<&'static str>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    out_of_time: bool,
 }
 
 impl Error {
@@ -107,6 +108,7 @@ impl Error {
             detail: detail.into(),
             remedy: None,
             source: None,
+            out_of_time: false,
         }
     }
 
@@ -129,6 +131,13 @@ impl Error {
         self
     }
 
+    /// Notes that the call was repeated for all of the time that it had.
+    #[must_use]
+    pub(crate) fn after_all_its_time(mut self) -> Self {
+        self.out_of_time = true;
+        self
+    }
+
     /// What kind of failure this is.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -142,6 +151,11 @@ impl Error {
     /// The blob (or listing prefix) that the call was about.
     pub fn blob(&self) -> &str {
         &self.blob
+    }
+
+    /// Whether the call was repeated until its time was over. Whoever makes it again waits as long again.
+    pub fn is_out_of_time(&self) -> bool {
+        self.out_of_time
     }
 
     /// Whether the blob does not exist.

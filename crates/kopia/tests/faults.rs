@@ -7,8 +7,8 @@ mod common;
 use common::{create, noise, options, worker};
 use futures::TryStreamExt;
 use lifeboat_blobs::MemoryStore;
-use lifeboat_blobs::wrap::Fault;
-use lifeboat_blobs::wrap::fault::{Action, Control, Rule};
+use lifeboat_blobs::wrap::fault::{Action, Control, Logged, Rule};
+use lifeboat_blobs::wrap::{Fault, Retry, RetryPolicy};
 use lifeboat_blobs::{BlobId, BlobMetadata, BlobStore, ErrorKind, Operation, PutOptions};
 use lifeboat_index::{ContentId, Prefix};
 use lifeboat_kopia::content::{ContentStore, ContentToWrite};
@@ -16,6 +16,7 @@ use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::verify::{self, ContentsReport, VerifyContents};
 use lifeboat_kopia::{Error, Result};
 use std::sync::Arc;
+use std::time::Duration;
 
 async fn open_failing(store: &MemoryStore) -> (Repository, Control) {
     let fault = Fault::new(store.clone());
@@ -82,6 +83,38 @@ async fn packs_that_cannot_be_written_are_kept_and_not_published() {
         assert_eq!(&fresh.contents().read(id).await.unwrap()[..], &noise(seed as u64, 3 << 20)[..]);
     }
     assert!(names(&store, "s").await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_sends_a_failed_pack_again_unless_the_store_has_had_all_its_time() {
+    let store = MemoryStore::new();
+    create(Arc::new(store.clone())).await.close().await.unwrap();
+    let fault = Fault::new(store.clone());
+    let control = fault.control();
+    // No time at all: whatever passes by itself has had it all with its first failure.
+    let impatient = RetryPolicy { deadline: Duration::ZERO, ..RetryPolicy::default() };
+    let mut options = options(Arc::new(Retry::new(fault, impatient)));
+    options.budget = lifeboat_budget::Budget::new(64 << 20);
+    let repository = Repository::open(options).await.unwrap();
+    let tries = |control: &Control| {
+        let puts = |call: &&Logged| call.operation == Operation::Put && call.blob.starts_with('p');
+        control.log().iter().filter(puts).count()
+    };
+    let failing =
+        |kind| Rule::on(Operation::Put).prefix("p").times(u64::MAX).action(Action::FailBefore(kind));
+
+    for (seed, kind, expected) in [(1, ErrorKind::Other, 2), (2, ErrorKind::Transient, 1)] {
+        control.plan(failing(kind));
+        let before = tries(&control);
+        write(repository.contents(), seed..seed + 1, 1000).await.unwrap();
+        assert!(matches!(repository.flush().await, Err(Error::PackNotWritten { .. })));
+        assert_eq!(tries(&control) - before, expected, "{kind:?}");
+        control.clear();
+        repository.flush().await.unwrap();
+    }
+    let (fresh, _) = assert_sound(&store).await;
+    let ids = write(fresh.contents(), 1..3, 1000).await.unwrap();
+    assert!(ids.iter().all(|id| fresh.contents().lookup(id).unwrap().is_some()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -77,7 +77,7 @@ impl Tries<'_> {
         }
         let Some(delay) = self.delays.next() else { return Err(error) };
         if Instant::now() + delay >= self.give_up_at {
-            return Err(error);
+            return Err(error.after_all_its_time());
         }
         if self.budget.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
             return Err(error);
@@ -303,10 +303,10 @@ mod tests {
         control.plan(Rule::any().action(Action::FailBefore(ErrorKind::Transient)).times(u64::MAX));
         let hurried = RetryPolicy { deadline: Duration::from_millis(50), ..RetryPolicy::default() };
         let store = Retry::new(fault.clone(), hurried);
-        assert!(store.head(&id("a")).await.is_err());
+        assert!(store.head(&id("a")).await.unwrap_err().is_out_of_time());
         assert_eq!(control.calls(), 1);
         let store = Retry::new(fault, RetryPolicy { budget: 4, ..patient() });
-        assert!(store.head(&id("a")).await.is_err());
+        assert!(!store.head(&id("a")).await.unwrap_err().is_out_of_time());
         assert!(store.head(&id("a")).await.is_err());
         assert_eq!(control.calls(), 1 + 5 + 1);
     }

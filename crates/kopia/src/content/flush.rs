@@ -97,19 +97,22 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Waits until every pack of the session is in the store; packs that failed are sent once more.
+    /// Waits until every pack of the session is in the store; packs that failed are sent once more, unless one was
+    /// tried for all of its time while we waited: a store that is away would have us wait as long again.
     async fn settle_packs(&self, writer: &Writer, session: &Arc<Mutex<WriteSession>>) -> Result<()> {
-        let mut retried = false;
+        let (mut waited, mut retried) = (false, false);
         loop {
             let settled = writer.settled_async.notified();
             tokio::pin!(settled);
             settled.as_mut().enable();
             let (sending, failed) = session.lock().unsettled();
+            let out_of_time = failed.iter().any(|(_, _, _, error)| error.is_out_of_time());
             if sending {
+                waited = true;
                 settled.await;
             } else if failed.is_empty() {
                 return Ok(());
-            } else if retried {
+            } else if retried || waited && out_of_time {
                 return Err(not_written(&failed));
             } else {
                 retried = true;
