@@ -76,9 +76,9 @@ impl<'a> RawEntry<'a> {
             b"s" => EntryType::Symlink,
             _ => return None,
         };
-        let mode = fields.optional(b",\"mode\":\"", |fields| octal(fields.to_quote()?).map(GoMode))?;
+        let mode = fields.optional(b",\"mode\":\"", |fields| octal(fields.until_quote()?).map(GoMode))?;
         let size = fields.optional(b",\"size\":", Fields::number)?;
-        let mtime = fields.optional(b",\"mtime\":\"", |fields| time(fields.to_quote()?))?;
+        let mtime = fields.optional(b",\"mtime\":\"", |fields| time(fields.until_quote()?))?;
         let number = |fields: &mut Fields<'_>| u32::try_from(fields.number()?).ok();
         let uid = fields.optional(b",\"uid\":", number)?;
         let gid = fields.optional(b",\"gid\":", number)?;
@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The text up to the next quote, if nothing in it is or would be escaped; goes on behind the quote.
-    fn to_quote(&mut self) -> Option<&'a [u8]> {
+    fn until_quote(&mut self) -> Option<&'a [u8]> {
         let ends = |byte: &u8| matches!(byte, b'"' | b'\\' | b'<' | b'>' | b'&' | 0..b' ');
         let end = self.0.iter().position(ends)?;
         let text = &self.0[..end];
@@ -113,7 +113,7 @@ impl<'a> Fields<'a> {
     /// The text behind `prefix`, which ends with its quote.
     fn text(&mut self, prefix: &[u8]) -> Option<&'a [u8]> {
         self.skip(prefix)?;
-        self.to_quote()
+        self.until_quote()
     }
 
     fn number(&mut self) -> Option<u64> {
