@@ -3,17 +3,15 @@
 use crate::metrics::Metrics;
 use crate::operation::{VolumeOperation, notes};
 use crate::peers::{Peers, maker};
-use crate::recent::Recent;
+use crate::recent::Known;
 use crate::settings::{Settings, Sources, USUAL_NAME};
 use crate::{Error, Options};
 use futures::channel::mpsc::UnboundedSender;
 use futures::{Stream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Event, Node, ObjectReference, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
 };
-use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::PartialObjectMeta;
@@ -45,8 +43,7 @@ pub(crate) struct Agent {
     pub(crate) metrics: Metrics,
     pub(crate) recorder: Recorder,
     pub(crate) stores: Stores,
-    pub(crate) storage_classes: Recent<StorageClass>,
-    pub(crate) daemon_sets: Recent<DaemonSet>,
+    pub(crate) known: Known,
     settings: watch::Receiver<Arc<Settings>>,
     /// Hosting pods that this agent made, whatever node they are on.
     made_pods: Store<Pod>,
@@ -104,8 +101,7 @@ impl Agent {
             client: client.clone(),
             metrics,
             stores,
-            storage_classes: Recent::default(),
-            daemon_sets: Recent::default(),
+            known: Known::default(),
             settings,
             made_pods: made_pods.clone(),
             peers: peers.clone(),

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::agent::Agent;
 use crate::operation::{VolumeOperation, notes};
+use crate::recent::Attachments;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim, ResourceRequirements,
@@ -20,6 +21,7 @@ use lifeboat_exposer::{
     pod_resources, upload,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Storage classes that wait for a pod before they make volumes say this.
 const LATE: &str = "WaitForFirstConsumer";
@@ -217,7 +219,7 @@ async fn upload_details(
     let spec = claim.spec.clone().unwrap_or_default();
     let block = spec.volume_mode.as_deref() == Some("Block");
     let volume = match spec.volume_name.as_deref().filter(|name| !name.is_empty()) {
-        Some(name) => Api::<PersistentVolume>::all(agent.client.clone()).get_opt(name).await?,
+        Some(name) => agent.known.volumes.get_opt(&Api::all(agent.client.clone()), name).await?,
         None => None,
     };
     let excluded = excluded_nodes(agent, volume.as_ref(), &mut configured).await;
@@ -330,7 +332,7 @@ pub(crate) async fn surroundings(agent: &Agent, os: Option<NodeOs>) -> Result<(S
     let suffix = if os == Some(NodeOs::Windows) { "-windows" } else { "" };
     let name = format!("{}{suffix}", agent.options.daemon_set);
     let sets: Api<DaemonSet> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
-    let set = agent.daemon_sets.get_opt(&sets, &name).await?;
+    let set = agent.known.daemon_sets.get_opt(&sets, &name).await?;
     let set = set.ok_or_else(|| Error::Gone { daemon_set: name })?;
     let containers = set.spec.as_ref().and_then(|spec| Some(&spec.template.spec.as_ref()?.containers));
     let command = containers.and_then(|all| all.first()?.command.as_ref()?.first().cloned());
@@ -341,7 +343,7 @@ async fn storage_class(agent: &Agent, name: &str) -> Result<Option<StorageClass>
     if name.is_empty() {
         return Ok(None);
     }
-    agent.storage_classes.get_opt(&Api::all(agent.client.clone()), name).await
+    agent.known.storage_classes.get_opt(&Api::all(agent.client.clone()), name).await
 }
 
 /// Nodes that can reach the copy, if the class makes volumes near their users: those that reach the original.
@@ -366,7 +368,9 @@ async fn source_os(
         return Ok(NodeOs::Linux);
     }
     let selected = claim.annotations().get(SELECTED_NODE).cloned();
-    let attached = attached_nodes(agent, volume).await.unwrap_or_default();
+    // A node does not change its system: who used the volume a moment ago tells as much as who uses it now.
+    let known = agent.known.attachments.or_ask("", async { Ok(attachments(agent).await) }).await?;
+    let attached = known.map_or_else(Vec::new, |known| nodes_of(volume, &known));
     for name in attached.into_iter().chain(selected) {
         if let Some(os) = known_os(agent, &name).await? {
             return Ok(os);
@@ -379,27 +383,33 @@ async fn source_os(
 
 /// The system of a node, if it says so.
 pub(crate) async fn known_os(agent: &Agent, node: &str) -> Result<Option<NodeOs>, kube::Error> {
-    let node = Api::<Node>::all(agent.client.clone()).get_opt(node).await?;
-    let os = node.and_then(|node| node.labels().get(OS_LABEL).cloned());
-    Ok(os.map(|os| if os == "windows" { NodeOs::Windows } else { NodeOs::Linux }))
+    let ask = async {
+        let node = Api::<Node>::all(agent.client.clone()).get_opt(node).await?;
+        let os = node.and_then(|node| node.labels().get(OS_LABEL).cloned());
+        Ok(os.map(|os| if os == "windows" { NodeOs::Windows } else { NodeOs::Linux }))
+    };
+    agent.known.systems.or_ask(node, ask).await
 }
 
-/// Nodes that have the original attached, if they can be told. There is no way to ask for those of one volume.
-async fn attached_nodes(agent: &Agent, volume: Option<&PersistentVolume>) -> Option<Vec<String>> {
-    let name = volume.map(ResourceExt::name_any).unwrap_or_default();
+/// All that are attached, if they can be told. There is no way to ask for those of one volume.
+async fn attachments(agent: &Agent) -> Option<Attachments> {
     match Api::<VolumeAttachment>::all(agent.client.clone()).list(&ListParams::default()).await {
-        Ok(all) => Some(
-            all.items
-                .into_iter()
-                .filter(|it| it.spec.source.persistent_volume_name.as_deref() == Some(&name))
-                .map(|it| it.spec.node_name)
-                .collect(),
-        ),
+        Ok(all) => {
+            let specs = all.items.into_iter().map(|it| it.spec);
+            let attached = specs.filter_map(|it| Some((it.source.persistent_volume_name?, it.node_name)));
+            Some(Arc::new(attached.collect()))
+        }
         Err(error) => {
             tracing::warn!(%error, "attachments cannot be listed");
             None
         }
     }
+}
+
+/// Those nodes of all that have this volume.
+fn nodes_of(volume: Option<&PersistentVolume>, attached: &Attachments) -> Vec<String> {
+    let name = volume.map(ResourceExt::name_any).unwrap_or_default();
+    attached.iter().filter(|(volume, _)| *volume == name).map(|(_, node)| node.clone()).collect()
 }
 
 /// Nodes where a fast clone must not be: those that have the original. Without knowing them there is no fast clone.
@@ -411,12 +421,12 @@ async fn excluded_nodes(
     if !configured.annotations.contains_key(FAST_CLONE) {
         return Vec::new();
     }
-    let attached = attached_nodes(agent, volume).await;
+    let attached = attachments(agent).await;
     if attached.is_none() {
         tracing::warn!("the copy is not made as a fast clone: nobody knows where it must not be");
         configured.annotations.remove(FAST_CLONE);
     }
-    attached.unwrap_or_default()
+    attached.map_or_else(Vec::new, |attached| nodes_of(volume, &attached))
 }
 
 /// The class and size of the cache volume, if there is to be one.

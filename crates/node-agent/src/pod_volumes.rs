@@ -253,7 +253,7 @@ async fn bound_volume(
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(agent.client.clone(), &namespace);
     let name = claims.get_opt(claim).await?.and_then(|claim| claim.spec?.volume_name);
     match name.filter(|name| !name.is_empty()) {
-        Some(name) => Api::all(agent.client.clone()).get_opt(&name).await,
+        Some(name) => agent.known.volumes.get_opt(&Api::all(agent.client.clone()), &name).await,
         None => Ok(None),
     }
 }

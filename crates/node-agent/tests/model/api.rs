@@ -332,7 +332,9 @@ fn line(event: &str, change: &Change, version: u64, metadata_only: bool) -> Arc<
     let object = change.after.as_ref().or(change.before.as_ref());
     let mut object = object.map_or(Value::Null, |object| shown(object, metadata_only));
     object["metadata"]["resourceVersion"] = version.to_string().into();
-    format!("{}\n", json!({ "type": event, "object": object })).into()
+    // The type comes first, as in the real API: whoever reads knows at once what the object is, and need not keep it to read
+    // it a second time.
+    format!("{{\"type\":\"{event}\",\"object\":{object}}}\n").into()
 }
 
 /// An object as it is answered with.
