@@ -106,7 +106,7 @@ impl ContentStore {
             range.len() >= SMALL && self.shared.sealer.sealed_len(range.len()).is_some()
         };
         let staying = |job: &Job<usize>| contents.get(job.item).filter(stays);
-        let kept: usize = claimed.iter().filter_map(staying).map(|range| range.len()).sum();
+        let kept: usize = claimed.iter().filter_map(staying).map(ExactSizeIterator::len).sum();
         if kept < len / 2 {
             return (Vec::new(), claimed);
         }

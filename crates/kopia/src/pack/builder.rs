@@ -207,7 +207,7 @@ impl PackBuilder {
             let end = usize::try_from(offset.checked_add(length)?.saturating_sub(at)).ok()?;
             Some(start.min(piece.len())..end.min(piece.len()))
         };
-        let room = self.room.iter().map(|room| room.as_ref());
+        let room = self.room.iter().map(AsRef::as_ref);
         let mut joined = BytesMut::new();
         for (number, piece) in
             self.pieces[place..].iter().map(|(_, piece)| &piece[..]).chain(room).enumerate()

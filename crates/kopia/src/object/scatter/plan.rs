@@ -142,8 +142,10 @@ impl<'a, D: Destination> Planner<'a, D> {
     fn window(&mut self) -> Option<&mut Window<D>> {
         if self.window.is_none() {
             let Room { pieces, window, .. } = &self.run.room;
-            let room = self.run.wait(pieces.clone().acquire_many_owned(*window as u32));
-            self.window = room.and_then(|room| room.ok()).map(|room| Window { pieces: Vec::new(), room });
+            // The semaphore is never closed.
+            if let Some(Ok(room)) = self.run.wait(pieces.clone().acquire_many_owned(*window as u32)) {
+                self.window = Some(Window { pieces: Vec::new(), room });
+            }
         }
         self.window.as_mut()
     }
