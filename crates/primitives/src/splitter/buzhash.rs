@@ -1,9 +1,11 @@
 //! Buzhash over 64 bytes: a cyclic polynomial on 32 bits.
 
 use super::WINDOW;
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::lanes::RollingHash;
 #[cfg(target_arch = "x86_64")]
-use super::lanes::interleaved_lanes;
+use super::lanes::{LANES, interleaved_lanes};
 
 /// The hash of the last 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +28,14 @@ impl RollingHash for Buzhash {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
-        x86::lanes_with_candidate(bytes, lane, mask)
+    fn lanes() -> usize {
+        if avx512::is_detected() { avx512::LANES } else { LANES }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u16 {
+        avx512::lanes_with_candidate(bytes, lane, mask)
+            .or_else(|| x86::lanes_with_candidate(bytes, lane, mask))
             .unwrap_or_else(|| interleaved_lanes::<Buzhash>(bytes, lane, mask))
     }
 }
@@ -39,7 +47,7 @@ fn hash(window: &[u8]) -> u32 {
 /// All lanes in one AVX2 register.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
-mod x86 {
+pub(super) mod x86 {
     use super::super::lanes::{LANES, window_at};
     use super::{TABLE, WINDOW};
     use std::arch::x86_64::{
@@ -50,7 +58,7 @@ mod x86 {
     use std::{array, mem};
 
     /// See `RollingHash::lanes_with_candidate`; `None` if the processor has no AVX2.
-    pub(super) fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> Option<u8> {
+    pub(in super::super) fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> Option<u16> {
         if !std::arch::is_x86_feature_detected!("avx2") {
             return None;
         }
@@ -61,7 +69,7 @@ mod x86 {
     /// Table entries are looked up once and used twice: when their byte enters the window and, 64 steps later, when
     /// it leaves. Plain loads do this faster than AVX2's gather instruction.
     #[target_feature(enable = "avx2")]
-    fn lanes_with_candidate_avx2(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+    fn lanes_with_candidate_avx2(bytes: &[u8], lane: usize, mask: u32) -> u16 {
         let zero = _mm256_setzero_si256();
         let mask = _mm256_set1_epi32(mask.cast_signed());
         let mut window = [zero; WINDOW];
@@ -86,13 +94,13 @@ mod x86 {
         }
         let with_candidate = _mm256_cmpeq_epi32(smallest, zero);
         // One bit per lane, of which there are eight.
-        _mm256_movemask_ps(_mm256_castsi256_ps(with_candidate)) as u8
+        _mm256_movemask_ps(_mm256_castsi256_ps(with_candidate)) as u16
     }
 }
 
 /// One random number per byte value, fixed by the format.
 #[rustfmt::skip]
-static TABLE: [u32; 256] = [
+pub(super) static TABLE: [u32; 256] = [
     0x07fc_fd52, 0x5f3f_164f, 0x6695_721d, 0x7b4d_7c03, 0x49c6_e2d1, 0x0d1d_68d8, 0x7916_001e, 0x22c4_d294,
     0x3929_07a0, 0x189d_eb99, 0xf387_5d04, 0x95e9_4627, 0xba51_7936, 0x83c4_71d4, 0x7cb3_ad0b, 0xa426_55d9,
     0x7c4e_0b68, 0xd449_1d1b, 0x2563_2186, 0xa9d7_8d73, 0x169c_1121, 0xbb15_8644, 0xb68e_6a3f, 0x7598_05f5,

@@ -1,7 +1,7 @@
 //! The search for candidates, common to both rolling hashes: a serial loop, and a test of several lanes at once.
 //!
 //! A rolling hash is a chain in which every step waits for the one before. So a block is divided into
-//! [`LANES`] lanes that are hashed side by side, each warmed up with the 64 bytes before it. Candidates are rare;
+//! lanes that are hashed side by side, each warmed up with the 64 bytes before it. Candidates are rare;
 //! the lanes only tell whether there was any, and the serial loop then looks closer at the first lane that has one.
 //!
 //! Slices that are searched start with the 64 bytes before the first position in question; offsets count from
@@ -10,7 +10,7 @@
 use super::WINDOW;
 use std::array;
 
-/// How many lanes run side by side: a full AVX2 register of 32-bit hashes.
+/// How many lanes run side by side where nothing else is said: a full AVX2 register of 32-bit hashes.
 pub(super) const LANES: usize = 8;
 
 /// The longest lane: long enough that warming up 64 bytes for each costs little, short enough that a block and its
@@ -39,9 +39,14 @@ pub(super) trait RollingHash: Copy {
         self.masked(mask) == 0
     }
 
+    /// How many lanes a block has on this processor, at most 16.
+    fn lanes() -> usize {
+        LANES
+    }
+
     /// Which lanes of `bytes`, as bits from the lowest on, hold a candidate. `bytes` are the 64 bytes before the
-    /// block and the block, [`LANES`] lanes of `lane` bytes each, a multiple of 64.
-    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+    /// block and the block, [`lanes`](Self::lanes) of `lane` bytes each, a multiple of 64.
+    fn lanes_with_candidate(bytes: &[u8], lane: usize, mask: u32) -> u16 {
         interleaved_lanes::<Self>(bytes, lane, mask)
     }
 }
@@ -49,15 +54,15 @@ pub(super) trait RollingHash: Copy {
 /// So many hashes at once keep a processor's scalar units busy and still fit its registers.
 const INTERLEAVED: usize = 4;
 
-/// See [`RollingHash::lanes_with_candidate`]: the way that works for any hash on any processor.
-pub(super) fn interleaved_lanes<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+/// See [`RollingHash::lanes_with_candidate`]: the way that works for any hash on any processor, of [`LANES`] lanes.
+pub(super) fn interleaved_lanes<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u16 {
     (0..LANES)
         .step_by(INTERLEAVED)
         .fold(0, |bits, first| bits | interleaved::<H>(&bytes[first * lane..], lane, mask) << first)
 }
 
 /// The same for the first few lanes.
-fn interleaved<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u8 {
+fn interleaved<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u16 {
     let mut hashes: [H; INTERLEAVED] = array::from_fn(|i| H::of_window(window_at(bytes, i * lane)));
     // The smallest masked hash of a lane is zero if and only if the lane has a candidate.
     let mut smallest = [u32::MAX; INTERLEAVED];
@@ -71,7 +76,7 @@ fn interleaved<H: RollingHash>(bytes: &[u8], lane: usize, mask: u32) -> u8 {
             }
         }
     }
-    smallest.iter().rev().fold(0, |bits, &least| bits << 1 | u8::from(least == 0))
+    smallest.iter().rev().fold(0, |bits, &least| bits << 1 | u16::from(least == 0))
 }
 
 /// The 64 bytes from `start` on, which must exist, as an array: indexing it needs no checks.
@@ -88,17 +93,18 @@ pub(super) fn find<H: RollingHash>(bytes: &[u8], mask: u32) -> Option<usize> {
         return Some(offset);
     }
     let mut at = start;
+    let lanes = H::lanes();
     loop {
-        let lane = ((positions - at) / LANES / WINDOW * WINDOW).min(MAX_LANE);
+        let lane = ((positions - at) / lanes / WINDOW * WINDOW).min(MAX_LANE);
         if lane == 0 {
             return find_serially::<H>(&bytes[at..], mask).map(|offset| at + offset);
         }
-        let hits = H::lanes_with_candidate(&bytes[at..at + WINDOW + LANES * lane], lane, mask);
+        let hits = H::lanes_with_candidate(&bytes[at..at + WINDOW + lanes * lane], lane, mask);
         if hits != 0 {
             at += lane * hits.trailing_zeros() as usize;
             return find_serially::<H>(&bytes[at..], mask).map(|offset| at + offset);
         }
-        at += LANES * lane;
+        at += lanes * lane;
     }
 }
 

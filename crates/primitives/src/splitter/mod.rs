@@ -7,6 +7,8 @@
 //! * [`scan_candidates`] finds the candidates of a region on its own, so that several threads can scan regions of
 //!   one large file, and [`Splitter::stitch`] turns them, in order, into cuts.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod buzhash;
 mod lanes;
 mod rabin_karp;
