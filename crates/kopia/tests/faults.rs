@@ -86,6 +86,42 @@ async fn packs_that_cannot_be_written_are_kept_and_not_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pack_that_lies_in_the_callers_buffer_is_kept_until_the_store_takes_it() {
+    const LEN: usize = 3 << 20;
+    let store = MemoryStore::new();
+    create(Arc::new(store.clone())).await.close().await.unwrap();
+    let (repository, control) = open_failing(&store).await;
+    control.plan(
+        Rule::on(Operation::Put).prefix("p").times(u64::MAX).action(Action::FailBefore(ErrorKind::Other)),
+    );
+    let contents = repository.contents().clone();
+    let ids = worker(move || {
+        let mut buffer = contents.take_buffer(3 * LEN).unwrap();
+        for (seed, place) in buffer.as_mut().chunks_exact_mut(LEN).enumerate() {
+            place.copy_from_slice(&noise(seed as u64, LEN));
+        }
+        let ranges = [0..LEN, LEN..2 * LEN, 2 * LEN..3 * LEN];
+        contents.write_buffer(buffer, &ranges, Prefix::NONE).unwrap()
+    })
+    .await;
+    assert!(matches!(repository.flush().await, Err(Error::PackNotWritten { .. })));
+
+    // What was sealed is still there to be read, and to be sent once more, as often as it takes.
+    for _ in 0..2 {
+        for (seed, id) in ids.iter().enumerate() {
+            assert_eq!(&repository.contents().read(id).await.unwrap()[..], &noise(seed as u64, LEN)[..]);
+        }
+        assert!(matches!(repository.flush().await, Err(Error::PackNotWritten { .. })));
+    }
+    control.clear();
+    repository.flush().await.unwrap();
+    let (fresh, _) = assert_sound(&store).await;
+    for (seed, id) in ids.iter().enumerate() {
+        assert_eq!(&fresh.contents().read(id).await.unwrap()[..], &noise(seed as u64, LEN)[..]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flush_sends_a_failed_pack_again_unless_the_store_has_had_all_its_time() {
     let store = MemoryStore::new();
     create(Arc::new(store.clone())).await.close().await.unwrap();

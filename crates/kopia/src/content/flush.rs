@@ -36,6 +36,7 @@ impl ContentStore {
 
     async fn flush_all(&self, writer: &Writer) -> Result<()> {
         let _one = writer.flushing.lock().await;
+        let failed_before = writer.state.lock().failed_packs();
         let store = self.clone();
         let cut = tokio::task::spawn_blocking(move || store.cut());
         cut.await.map_err(|e| Error::Worker(e.to_string()))?;
@@ -43,7 +44,7 @@ impl ContentStore {
         loop {
             let oldest = writer.state.lock().closing.front().cloned();
             let Some(session) = oldest else { break };
-            self.publish(writer, &session).await?;
+            self.publish(writer, &session, &failed_before).await?;
             published = true;
         }
         if published {
@@ -70,8 +71,13 @@ impl ContentStore {
         }
     }
 
-    async fn publish(&self, writer: &Writer, session: &Arc<Mutex<WriteSession>>) -> Result<()> {
-        self.settle_packs(writer, session).await?;
+    async fn publish(
+        &self,
+        writer: &Writer,
+        session: &Arc<Mutex<WriteSession>>,
+        failed_before: &[(SessionId, u32)],
+    ) -> Result<()> {
+        self.settle_packs(writer, session, failed_before).await?;
         let (id, marker) = {
             let session = session.lock();
             (session.id.clone(), session.marker.clone())
@@ -98,21 +104,29 @@ impl ContentStore {
     }
 
     /// Waits until every pack of the session is in the store; packs that failed are sent once more, unless one was
-    /// tried for all of its time while we waited: a store that is away would have us wait as long again.
-    async fn settle_packs(&self, writer: &Writer, session: &Arc<Mutex<WriteSession>>) -> Result<()> {
-        let (mut waited, mut retried) = (false, false);
+    /// tried for all of its time by this flush and had not failed before: a store that is away would have us wait as
+    /// long again.
+    async fn settle_packs(
+        &self,
+        writer: &Writer,
+        session: &Arc<Mutex<WriteSession>>,
+        failed_before: &[(SessionId, u32)],
+    ) -> Result<()> {
+        let id = session.lock().id.clone();
+        let had_failed = |number: u32| failed_before.iter().any(|(of, known)| *of == id && *known == number);
+        let mut retried = false;
         loop {
             let settled = writer.settled_async.notified();
             tokio::pin!(settled);
             settled.as_mut().enable();
             let (sending, failed) = session.lock().unsettled();
-            let out_of_time = failed.iter().any(|(_, _, _, error)| error.is_out_of_time());
+            let out_of_time =
+                failed.iter().any(|(number, _, _, error)| error.is_out_of_time() && !had_failed(*number));
             if sending {
-                waited = true;
                 settled.await;
             } else if failed.is_empty() {
                 return Ok(());
-            } else if retried || waited && out_of_time {
+            } else if retried || out_of_time {
                 return Err(not_written(&failed));
             } else {
                 retried = true;

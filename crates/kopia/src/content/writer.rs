@@ -111,6 +111,17 @@ impl WriterState {
         }
     }
 
+    /// The packs that could not be written so far.
+    pub(super) fn failed_packs(&self) -> Vec<(SessionId, u32)> {
+        let of = |session: &WriteSession| {
+            let failed = session.packs.iter().enumerate();
+            let failed = failed.filter(|(_, pack)| matches!(pack.state, PackState::Failed(..)));
+            failed.map(|(number, _)| (session.id.clone(), number as u32)).collect::<Vec<_>>()
+        };
+        let closing = self.closing.iter().flat_map(|session| of(&session.lock()));
+        self.current.iter().flat_map(of).chain(closing).collect()
+    }
+
     /// The session that is being written, started if there is none.
     pub(super) fn session(&mut self, store: &ContentStore) -> Result<&mut WriteSession> {
         let shared = &store.shared;
