@@ -399,7 +399,7 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
     let Some(ending) = &seen.hosted.ending else { return Ok(Turn::Later(SOON)) };
     pass_log_on(agent, seen).await;
     let hosting = if K::HANDS_OVER { Some(object.look(agent, false).await?) } else { None };
-    let moved = object.moved(hosting.as_ref());
+    let Some(moved) = object.moved(hosting.as_ref()) else { return Ok(Turn::Later(SOON)) };
     let turn = change(agent, object, |it| {
         it.status_mut().message.clear();
         it.set_result(ending);

@@ -83,9 +83,10 @@ pub(crate) trait Exposed: VolumeOperation {
     fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
         None
     }
-    /// What has to be known of the hosting, if something of it is to be handed over, when the data was moved.
-    fn moved(&self, _: Option<&Self::Seen>) -> String {
-        "true".to_owned()
+    /// What has to be known of the hosting, if something of it is to be handed over, when the data was moved; `None` if it
+    /// cannot be told yet.
+    fn moved(&self, _: Option<&Self::Seen>) -> Option<String> {
+        Some("true".to_owned())
     }
     /// What may know why it does not come up.
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>>;
@@ -130,7 +131,8 @@ impl Exposed for DataDownload {
     const HANDS_OVER: bool = true;
 
     async fn look(&self, agent: &Agent, _: bool) -> Result<Self::Seen, kube::Error> {
-        let volume = self.note(notes::MOVED);
+        // There is none if somebody had taken the hosting claim away before.
+        let volume = self.note(notes::MOVED).filter(|name| !name.is_empty());
         download::Seen::look(&agent.client, &self.operation(), Some(&target(self)), volume).await
     }
 
@@ -158,8 +160,11 @@ impl Exposed for DataDownload {
         download::unclaimable(&target(self), seen)
     }
 
-    fn moved(&self, seen: Option<&Self::Seen>) -> String {
-        seen.and_then(download::filled_volume).unwrap_or_default().to_owned()
+    fn moved(&self, seen: Option<&Self::Seen>) -> Option<String> {
+        let seen = seen?;
+        let volume = download::filled_volume(seen).unwrap_or_default();
+        // Without its name the volume could not be found any more once its claim has let go of it.
+        (seen.claim.is_none() || !volume.is_empty()).then(|| volume.to_owned())
     }
 
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>> {

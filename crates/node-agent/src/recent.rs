@@ -66,3 +66,34 @@ impl<K: Clone + DeserializeOwned + Debug> Recent<K> {
         self.or_ask(name, api.get_opt(name)).await
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test]
+    async fn what_is_there_is_asked_for_once_and_what_is_not_every_time() {
+        let (recent, asked) = (Recent::default(), Cell::new(0));
+        let count = &asked;
+        let ask = |answer: Option<u32>| async move {
+            count.set(count.get() + 1);
+            Ok(answer)
+        };
+        assert_eq!(recent.or_ask("a", ask(None)).await.unwrap(), None);
+        assert_eq!(recent.or_ask("a", ask(Some(1))).await.unwrap(), Some(1));
+        assert_eq!(recent.or_ask("a", ask(Some(2))).await.unwrap(), Some(1));
+        assert_eq!(recent.or_ask("b", ask(Some(3))).await.unwrap(), Some(3));
+        assert_eq!(asked.get(), 3);
+    }
+
+    #[tokio::test]
+    async fn what_was_known_too_long_is_asked_for_anew_and_forgotten() {
+        let recent = Recent::default();
+        let long_ago = Instant::now().checked_sub(LIFETIME).unwrap();
+        recent.0.lock().extend(["a", "b"].map(|name| (name.to_owned(), (long_ago, 1))));
+        assert_eq!(recent.or_ask("a", async { Ok(Some(2)) }).await.unwrap(), Some(2));
+        assert_eq!(recent.0.lock().keys().collect::<Vec<_>>(), ["a"]);
+    }
+}

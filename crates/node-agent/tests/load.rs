@@ -11,7 +11,7 @@ use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
 use model::api::{Api, Change, Selector};
-use model::objects::{foundations, node, operation, operations};
+use model::objects::{CLAIMS, PODS, VOLUMES, foundations, node, operation, operations};
 use model::world::{World, text};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -193,7 +193,20 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 fn stuck(api: &Api) -> String {
     let all = Kind::ALL.into_iter().flat_map(|kind| api.list(&operations(kind), &Selector::default()).0);
     let open = all.filter(|object| !settled(object)).take(10);
-    open.map(|object| format!("{}: {}\n", object["metadata"]["name"], object["status"])).collect()
+    open.map(|object| {
+        let name = text(&object["metadata"]["name"]);
+        let notes = &object["metadata"]["annotations"];
+        // Whatever was made for it has its name, or says whom it belongs to.
+        let related = [PODS, CLAIMS, VOLUMES].map(|kind| {
+            let found = api.list(kind, &Selector::default()).0;
+            let found = found.into_iter().filter(|it| it.to_string().contains(&format!("{name}\"")));
+            found
+                .map(|it| format!("\n  {kind} {} {} {}", it["metadata"], it["spec"], it["status"]))
+                .collect::<String>()
+        });
+        format!("{name}: {} {notes}{}\n", object["status"], related.concat())
+    })
+    .collect()
 }
 
 fn resident_mib() -> u64 {

@@ -12,7 +12,7 @@ use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
 use model::api::{Api, Place, Selector};
-use model::objects::{PODS, VELERO, foundations, node, operation, operations};
+use model::objects::{CLAIMS, PODS, VELERO, foundations, node, operation, operations};
 use model::world::{World, text};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -297,6 +297,20 @@ async fn an_operation_whose_pod_is_made_again_elsewhere_waits_for_a_slot_there_a
         assert_eq!(node().as_deref(), Some(second));
         stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
     }
+}
+
+/// Somebody deletes the claim of the volume that a restore fills: once it is filled there is nothing to hand over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_whose_volume_was_taken_away_says_so() {
+    let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::PodDeleted };
+    let mut stage = Stage::set(cell).await.unwrap();
+    stage.api.delete("user", &Place::new(CLAIMS, VELERO, IT), &Value::Null).unwrap();
+    stage.release();
+    stage.reach(IT, cell.kind, Phase::Failed).await.unwrap();
+    let it = stage.api.get(&stage.it).unwrap();
+    assert!(text(&it["status"]["message"]).contains("is gone"), "{}", it["status"]);
+    stage.until("nothing is left", || stage.world.leftovers().is_empty()).await.unwrap();
+    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
 }
 
 #[test]

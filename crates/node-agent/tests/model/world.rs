@@ -130,7 +130,10 @@ impl World {
             self.api.get(&change.place).filter(|now| now["metadata"]["uid"] == object["metadata"]["uid"]);
         match (change.place.kind.as_str(), now) {
             (PODS, _) if !gone => self.host(&change.place.name),
-            (CLAIMS, Some(claim)) => self.claim(&claim, false),
+            (CLAIMS, Some(claim)) => {
+                self.claim(&claim, false);
+                self.host(&change.place.name);
+            }
             (CLAIMS, None) if gone => self.claim(object, true),
             (VOLUMES, Some(volume)) => self.volume(&volume),
             (CONTENTS, Some(content)) => self.content(&content),
@@ -170,13 +173,19 @@ impl World {
             return;
         }
         match pod["status"]["phase"].as_str() {
-            None if !weather.stalled.contains(name) => {
+            None if !weather.stalled.contains(name) && self.has_volume(name) => {
                 let running = json!({ "running": { "startedAt": now() } });
                 self.patch(&place, &status(pod, "Running", &running));
             }
             Some("Running") => self.drive(kind, &operation, pod, &weather),
             _ => {}
         }
+    }
+
+    /// Whether the claim of a hosting pod, if it has one, has its volume: no pod runs before.
+    fn has_volume(&self, name: &str) -> bool {
+        let claim = self.api.get(&Place::new(CLAIMS, VELERO, name));
+        claim.is_none_or(|claim| claim["spec"]["volumeName"].is_string())
     }
 
     fn schedule(&self, pod: &Value, weather: &Weather) -> Option<String> {
