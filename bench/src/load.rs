@@ -1,7 +1,7 @@
 //! Many uploads of small volumes on one node, by Velero's node-agent and by ours: how long they take, what they ask the API
 //! server for, and whether the node-agent's memory grows.
 
-use crate::stage::{Agent, Stage};
+use crate::stage::{Agent, Stage, wait};
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
 use lifeboat_testbed::objects::{claim, list, pod, ready_to_use, snapshot, upload};
@@ -12,18 +12,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// As many volumes the uploads are of.
 const VOLUMES: usize = 10;
 /// What each has: little, but not the same.
 const FILL: &str =
     "[ -f /data/.done ] || head -c 1000000 /dev/urandom > /data/file; touch /data/.done; sleep 86400";
-/// How often it is looked how far they are.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// After so long without one that ends they are stuck.
-const STUCK: Duration = Duration::from_secs(600);
 /// Where the API server notes the pod that asks.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 
@@ -143,22 +138,6 @@ fn load(stage: &Stage, space: &TestNamespace<'_>, agent: Agent, what: &str, coun
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
-}
-
-/// Waits until a count has come to what is wanted, as long as it gets on.
-fn wait(what: &str, mut count: impl FnMut() -> Result<usize>, wanted: usize) -> Result<()> {
-    let mut best = (0, Instant::now());
-    loop {
-        let now = count()?;
-        if now >= wanted {
-            return Ok(());
-        }
-        if now > best.0 {
-            best = (now, Instant::now());
-        }
-        ensure!(best.1.elapsed() < STUCK, "it does not come about that {what}: {now} of {wanted}");
-        thread::sleep(LOOK_EVERY);
-    }
 }
 
 /// What the node-agent and the movers whose pods' names begin so have asked for, by verb, from here in the API server's log on.

@@ -2,6 +2,7 @@
 
 use crate::latency::LongWay;
 use anyhow::Result;
+use lifeboat_testbed::processor_time;
 use lifeboat_testkit::servers::Minio;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -76,6 +77,13 @@ pub enum Location {
 }
 
 impl Storage {
+    /// What a server, and the way to it, which is in this process, have used of the processors so far.
+    pub fn processor_time(&self) -> Result<Option<Duration>> {
+        let Storage::S3 { server, .. } = self else { return Ok(None) };
+        let of = |process: String| processor_time(&Path::new("/proc").join(process));
+        Ok(Some(of(server.pid().to_string())? + of("self".to_owned())?))
+    }
+
     /// An empty place for the repository of the program `name`.
     pub fn location(&self, name: &str) -> Result<Location> {
         match self {

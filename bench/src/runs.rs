@@ -87,12 +87,17 @@ pub struct Cost {
     pub seconds: f64,
     /// The most memory of its own, in bytes.
     pub peak: u64,
+    /// What the server and the way to it took of the same processors meanwhile, in seconds.
+    pub server: Option<f64>,
 }
 
 impl std::fmt::Display for Figure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Figure::Cost(cost) => write!(f, "{:.2} ({})", cost.seconds, cost.peak >> 20),
+            Figure::Cost(cost) => {
+                write!(f, "{:.2} ({})", cost.seconds, cost.peak >> 20)?;
+                cost.server.map_or(Ok(()), |seconds| write!(f, " + {seconds:.1}"))
+            }
             Figure::Size(bytes) => write!(f, "{} MiB", bytes >> 20),
         }
     }
@@ -154,7 +159,10 @@ impl Bench<'_> {
                 self.rounds += 1;
             }
             let context = || format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
+            let before = storage.processor_time()?;
             let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(context)?;
+            let server = storage.processor_time()?.zip(before).map(|(after, before)| after - before);
+            let cost = Cost { server: server.map(|time| time.as_secs_f64()), ..cost };
             eprintln!("{}: {}", context(), Figure::Cost(cost));
             figures.costs[number].push(cost);
             if let (0, Location::Folder(path)) = (number, peer.location()) {
@@ -178,8 +186,16 @@ impl Bench<'_> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let heads =
-        ["run: s (peak MiB)", "lifeboat", "kopia", "restic", "rustic", "× kopia", "× restic", "× best peer"];
+    let heads = [
+        "run: s (peak MiB) + processor s of the server",
+        "lifeboat",
+        "kopia",
+        "restic",
+        "rustic",
+        "× kopia",
+        "× restic",
+        "× best peer",
+    ];
     let mut table = Table::new(&heads);
     for row in rows {
         let figure = |figure: &Option<Figure>| {
@@ -224,7 +240,7 @@ pub fn finish(command: Command) -> Result<Cost> {
     let seconds = started.elapsed().as_secs_f64();
     let errors = String::from_utf8_lossy(&limited.output.stderr);
     ensure!(limited.output.status.success(), "a measured command failed: {errors}");
-    Ok(Cost { seconds, peak: limited.peak_own_bytes })
+    Ok(Cost { seconds, peak: limited.peak_own_bytes, server: None })
 }
 
 fn folder_bytes(folder: &Path) -> Result<u64> {

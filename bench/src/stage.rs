@@ -5,13 +5,19 @@ use lifeboat_testbed::testing::own;
 use lifeboat_testbed::{Cluster, Image};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const IMAGE: &str = "localhost/lifeboat:bench";
 /// The config map that both node-agents read.
 const SETTINGS: &str = "node-agent-config";
 /// How long a node-agent may take to start.
 const ROLLOUT: Duration = Duration::from_secs(300);
+
+/// How often it is looked how far something is.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// After so long without getting on it is stuck.
+const STUCK: Duration = Duration::from_secs(600);
 
 /// Whose node-agent is at work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +48,14 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A cluster of one node with Velero's node-agent at work, by these settings.
+    /// A cluster of one node with Velero's node-agent at work, by these settings. Backups go to memory: volumes and movers
+    /// share a disk already.
     pub fn new(settings: &Value) -> Result<Self> {
         let cluster = own("bench", |spec| {
             spec.velero = true;
             spec.test_driver = true;
             spec.audit = true;
+            spec.store_in_memory = true;
         })?;
         let folder = tempfile::tempdir()?;
         let archive = folder.path().join("lifeboat.tar");
@@ -103,4 +111,20 @@ fn lifeboat() -> Result<PathBuf> {
     let program = std::env::current_exe()?.with_file_name("lifeboat");
     ensure!(program.is_file(), "{} is missing: run this by `cargo xtask bench`", program.display());
     Ok(program)
+}
+
+/// Waits until a count has come to what is wanted, as long as it gets on.
+pub fn wait(what: &str, mut count: impl FnMut() -> Result<usize>, wanted: usize) -> Result<()> {
+    let mut best = (0, Instant::now());
+    loop {
+        let now = count()?;
+        if now >= wanted {
+            return Ok(());
+        }
+        if now > best.0 {
+            best = (now, Instant::now());
+        }
+        ensure!(best.1.elapsed() < STUCK, "it does not come about that {what}: {now} of {wanted}");
+        thread::sleep(LOOK_EVERY);
+    }
 }

@@ -29,6 +29,8 @@ pub struct Cost {
     pub processor: f64,
     /// The most memory of its mover's own, in bytes; sampled, so a lower bound.
     pub memory: u64,
+    /// What the object store took of the processors meanwhile, in seconds.
+    pub store: f64,
 }
 
 /// Something that was seen, and when.
@@ -43,6 +45,7 @@ pub fn measure(cluster: &Cluster, operation: &Value) -> Result<(Cost, Value)> {
     let _operations = Watch::start(cluster, &format!("/apis/{version}"), &format!("{kind}s"), name, &tell)?;
     let _pods = Watch::start(cluster, "/api/v1", "pods", name, &tell)?;
     thread::sleep(HEAD_START);
+    let store_before = cluster.object_store_time()?;
     cluster.kubectl().apply(&operation.to_string())?;
     let answered = Instant::now();
     let (timeline, mover) = follow(cluster, &seen).with_context(|| format!("{kind} {name}"))?;
@@ -54,6 +57,7 @@ pub fn measure(cluster: &Cluster, operation: &Value) -> Result<(Cost, Value)> {
         data_path: since(timeline.began),
         processor: mover.processor.as_secs_f64(),
         memory: mover.memory,
+        store: cluster.object_store_time()?.saturating_sub(store_before).as_secs_f64(),
     };
     Ok((cost, timeline.operation))
 }

@@ -69,10 +69,13 @@ impl Cluster {
     fn start_control_plane(&self) -> Result<()> {
         let etcd_data = self.layout().node(NodeId::FIRST).var_lib().join("etcd");
         files::private_folder(&etcd_data)?;
-        files::private_folder(&self.layout().object_store())?;
+        let data = self.layout().object_store(self.spec().store_in_memory);
+        files::private_folder(&self.first().sees(&data))?;
         files::private_folder(&self.layout().conf("no-certificates"))?;
         let on = self.first().components(&self.spec().name, self.layout());
-        for process in [on.etcd()?, on.apiserver(self.spec().audit)?, self.object_store().process(&on)?] {
+        for process in
+            [on.etcd()?, on.apiserver(self.spec().audit)?, self.object_store().process(&on, &data)?]
+        {
             self.first().start_process(process)?;
         }
         Ok(())

@@ -49,7 +49,7 @@ pub use object_store::{ObjectStore, REGION};
 pub use rustix::process::Signal;
 pub use spec::{ClusterName, Layout, MOST_NODES, NodeId, Spec, addresses};
 pub use status::{Memory, NodeStatus};
-pub use usage::PodGroups;
+pub use usage::{PodGroups, processor_time};
 
 /// A runtime for one caller: everything on the calling thread, and so in the network that the thread is in.
 pub fn small_runtime() -> Result<tokio::runtime::Runtime> {

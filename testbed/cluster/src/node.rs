@@ -89,6 +89,12 @@ impl Node {
         self.pid
     }
 
+    /// Where the machine finds what the node has at this absolute path.
+    pub(crate) fn sees(&self, path: &Path) -> PathBuf {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        Path::new("/proc").join(self.pid.to_string()).join("root").join(below)
+    }
+
     pub(crate) fn start_process(&self, process: Process) -> Result<()> {
         control::ask(&self.layout.control_socket(), &Request::Start(process)).map(drop)
     }
@@ -129,7 +135,7 @@ impl Node {
     /// The CSI socket of our own driver on this node, as the machine sees it: its SnapshotMetadata service answers there.
     pub fn test_driver_socket(&self) -> PathBuf {
         // Through the first process, since the way through the cluster's folder can be too long for a socket.
-        PathBuf::from(format!("/proc/{}/root{}", self.pid, Driver::Test.socket()))
+        self.sees(Path::new(&Driver::Test.socket()))
     }
 
     /// Loads an image archive into the node's container runtime.

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// The region MinIO is told to be in.
 pub const REGION: &str = "testbed";
 
+/// The name of its process among the components of the first node.
+pub(crate) const PROCESS: &str = "minio";
+
 /// How to reach the object store from the cluster's network.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ObjectStore {
@@ -60,9 +63,8 @@ impl ObjectStore {
         )
     }
 
-    pub(crate) fn process(&self, on: &Components<'_>) -> Result<Process> {
-        let mut process =
-            on.built("minio", "minio")?.arg("server").arg(on.layout.object_store().display().to_string());
+    pub(crate) fn process(&self, on: &Components<'_>, data: &Path) -> Result<Process> {
+        let mut process = on.built("minio", PROCESS)?.arg("server").arg(data.display().to_string());
         process =
             process.args(["--address".to_owned(), format!("{}:{}", on.node.address(), addresses::S3_PORT)]);
         // Without TLS the folder given is empty, which MinIO takes to mean plain HTTP.

@@ -66,6 +66,9 @@ pub struct Spec {
     /// Whether the API server keeps a log of what the pods of Velero's namespace ask it for.
     #[serde(default)]
     pub audit: bool,
+    /// Whether the object store keeps its data in memory: where the disk would be what is measured.
+    #[serde(default)]
+    pub store_in_memory: bool,
 }
 
 /// The most nodes a cluster may have: they share one machine.
@@ -74,7 +77,15 @@ pub const MOST_NODES: u8 = 9;
 impl Spec {
     /// One node, no Velero, plain HTTP object store.
     pub fn new(name: ClusterName) -> Self {
-        Self { name, nodes: 1, velero: false, tls: false, test_driver: false, audit: false }
+        Self {
+            name,
+            nodes: 1,
+            velero: false,
+            tls: false,
+            test_driver: false,
+            audit: false,
+            store_in_memory: false,
+        }
     }
 
     /// Refuses what cannot be started.
@@ -181,9 +192,11 @@ impl Layout {
         self.folder.join("conf").join(file)
     }
 
-    /// The object store's data.
-    pub(crate) fn object_store(&self) -> PathBuf {
-        self.folder.join("object-store")
+    /// The object store's data, as its node sees it.
+    pub(crate) fn object_store(&self, in_memory: bool) -> PathBuf {
+        // Each node has a file system in memory at `/run`, which goes with it.
+        let folder = if in_memory { Path::new("/run") } else { self.folder() };
+        folder.join("object-store")
     }
 
     /// What pods of Velero's namespace have asked the API server for, one JSON object in a line, if that is kept.

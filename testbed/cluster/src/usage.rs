@@ -1,7 +1,7 @@
-//! What a pod uses of the machine, as the kernel counts it in the pod's control groups.
+//! What pods and processes use of the machine, as the kernel counts it.
 
 use crate::node::control_group;
-use crate::{Cluster, Error, Result};
+use crate::{Cluster, Error, Result, files, object_store};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,9 @@ use std::time::Duration;
 
 /// Folders of the kubelet's classes of service; pods of the best class are in none.
 const CLASSES: [&str; 3] = ["burstable", "besteffort", ""];
+
+/// In which the kernel tells programs of times, on all processors that the testbed knows.
+const MILLISECONDS_PER_TICK: u64 = 10;
 
 /// The control groups of a pod: one for all, or one for each controller where these have hierarchies of their own. They go
 /// with the pod.
@@ -36,6 +39,25 @@ impl Cluster {
             processor: found(["/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup"])?,
         })
     }
+
+    /// The time of processors that the object store has used so far.
+    pub fn object_store_time(&self) -> Result<Duration> {
+        let processes = self.first().processes()?;
+        let store = processes.iter().find(|it| it.name == object_store::PROCESS);
+        let store = store.ok_or_else(|| Error::unexpected("object store", "it does not run"))?;
+        processor_time(&self.first().sees(&Path::new("/proc").join(store.pid.to_string())))
+    }
+}
+
+/// The time of processors that a process with this folder in a `/proc` has used so far.
+pub fn processor_time(process: &Path) -> Result<Duration> {
+    let path = process.join("stat");
+    let stat = files::read(&path)?;
+    // The name of the program, in parentheses, may hold anything; counted behind it, these are the 12th and the 13th.
+    let numbers = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    let ticks = numbers.take(2).map(|number| number.parse::<u64>().ok()).sum::<Option<u64>>();
+    let ticks = ticks.ok_or_else(|| Error::unexpected(path.display().to_string(), "it says no times"))?;
+    Ok(Duration::from_millis(ticks * MILLISECONDS_PER_TICK))
 }
 
 impl PodGroups {

@@ -41,6 +41,16 @@ impl Cluster {
         kubectl.apply(&location.to_string())?;
         wait_for_location(self, name)
     }
+
+    /// Removes a backup location with all that its bucket has: in memory, there may be no room for another one beside it.
+    pub fn remove_location(&self, name: &str) -> Result<()> {
+        let kubectl = self.kubectl();
+        kubectl.run(["-n", "velero", "delete", "backupstoragelocation", name, "--wait=true"])?;
+        let of_it = format!("velero.io/storage-location={name}");
+        kubectl.run(["-n", "velero", "delete", "backuprepositories", "-l", &of_it, "--wait=true"])?;
+        let data = self.first().sees(&self.layout().object_store(self.spec().store_in_memory));
+        files::remove_folder(&data.join(name))
+    }
 }
 
 /// Installs Velero with CSI snapshots, data movement and fs-backup, and waits until its backup location is available.

@@ -92,6 +92,9 @@ struct Up {
     /// Keep a log of what the pods of Velero's namespace ask the API server for.
     #[arg(long)]
     audit: bool,
+    /// Let the object store keep its data in memory.
+    #[arg(long)]
+    store_in_memory: bool,
 }
 
 #[derive(Args)]
@@ -180,6 +183,7 @@ fn bring_up(up: &Up) -> Result<()> {
         tls: up.tls,
         test_driver: up.test_driver,
         audit: up.audit,
+        store_in_memory: up.store_in_memory,
     };
     let start = Instant::now();
     let cluster = Cluster::up(&spec, &|elapsed, step| eprintln!("{:6.1} s  {step}", elapsed.as_secs_f32()))?;
