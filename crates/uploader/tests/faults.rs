@@ -11,8 +11,8 @@ use lifeboat_kopia::policy::Policy;
 use lifeboat_repository::Repository as _;
 use lifeboat_testkit::tree::{Random, TreeSpec};
 use lifeboat_uploader::{BlockBackupOptions, Cancel, Progress, back_up, back_up_block, save_snapshot};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// More calls than any of these backups makes.
@@ -154,9 +154,16 @@ fn a_cancel_ends_a_backup_although_the_store_stalls_for_ever() {
     let progress = Progress::default();
     let mut options = opened.options();
     options.checkpoint_interval = Some(Duration::from_secs(600));
-    // By then all memory is in packs that nobody takes.
-    let is_stuck =
-        || progress.totals().hashed_bytes > 0 && opened.inner.contents().totals().packed_bytes > 8 << 20;
+    // All memory is in packs that nobody takes once nothing has been hashed for a while.
+    let hashed = Mutex::new((0, Instant::now()));
+    let is_stuck = || {
+        let mut hashed = hashed.lock().unwrap();
+        let now = progress.totals().hashed_bytes;
+        if now != hashed.0 {
+            *hashed = (now, Instant::now());
+        }
+        now > 0 && hashed.1.elapsed() > Duration::from_secs(2)
+    };
     assert_cancel_is_heard(&progress, is_stuck, |cancel| {
         back_up(&opened.interface, &options, &progress, cancel)
     });
