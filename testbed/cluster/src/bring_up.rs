@@ -1,6 +1,8 @@
 //! From nothing to a complete cluster: what is started when, and what each step waits for.
 
 use crate::cluster::Cluster;
+use crate::components::KUBELET;
+use crate::control::ProcessState;
 use crate::csi::{self, Driver};
 use crate::node::Node;
 use crate::object_store::ObjectStore;
@@ -172,6 +174,18 @@ impl Cluster {
         node.start_process(on.proxy()?)
     }
 
+    /// Starts a kubelet that has ended, as the service manager of a real node would. The kubelet gives up if the container
+    /// runtime answers without being done with its start, which takes longer if there are pods of before.
+    fn start_kubelet_again(&self, node: &Node) {
+        let ended = |process: &ProcessState| process.name == KUBELET && process.ended.is_some();
+        let is_down = node.processes().is_ok_and(|processes| processes.iter().any(ended));
+        let on = node.components(&self.spec().name, self.layout());
+        if let (true, Ok(kubelet)) = (is_down, on.kubelet()) {
+            // If it cannot be started either, the next look says so.
+            let _ = node.start_process(kubelet);
+        }
+    }
+
     /// Starts everything on a node that has come back.
     pub(crate) fn start_further_node(&self, node: &Node) -> Result<()> {
         network::plug_in(self.first().pid(), node.id(), node.pid(), self.spec())?;
@@ -185,7 +199,7 @@ impl Cluster {
     pub(crate) fn wait_for_node(&self, node: &Node) -> Result<()> {
         let name = node.id().to_string();
         self.wait(&format!("{name} ready"), || {
-            node.check_processes()?;
+            node.check_processes().inspect_err(|_| self.start_kubelet_again(node))?;
             let found = self.kubectl().get(["node", &name]).map_err(|problem| problem.to_string())?;
             let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let ready = conditions.iter().find(|condition| condition["type"] == "Ready");

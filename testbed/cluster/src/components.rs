@@ -13,6 +13,8 @@ pub(crate) struct Components<'l> {
     pub(crate) control_group: String,
 }
 
+/// The name of the kubelet among the processes of its node.
+pub(crate) const KUBELET: &str = "kubelet";
 /// Where the node's containerd listens.
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
@@ -123,7 +125,7 @@ impl Components<'_> {
         files::write(&resolver, "")?;
         files::write(&config, self.kubelet_config(&resolver.display()))?;
         Ok(self
-            .built("kubelet", "kubelet")?
+            .built("kubelet", KUBELET)?
             .path("--kubeconfig", self.layout.conf(&format!("kubelet-{}.kubeconfig", self.node)))
             .path("--config", config)
             .arg(format!("--hostname-override={}", self.node))
