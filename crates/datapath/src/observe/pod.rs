@@ -56,7 +56,11 @@ pub fn read_pod(operation: &Operation, pod: &Pod) -> PodReport {
     match status.phase.as_deref() {
         Some("Succeeded") => PodReport::Ended(succeeded(operation, container)),
         Some("Failed") => PodReport::Ended(failed(operation, pod, status, container)),
-        // Before the phase changes the container has ended already; its last words are read with the phase.
+        // The kubelet lets the phase follow the end of the container by a second or more. A success is told by the container
+        // alone; why something failed the pod may have to say, and says with its phase.
+        Some("Running") if terminated(container).is_some_and(|state| state.exit_code == 0) => {
+            PodReport::Ended(succeeded(operation, container))
+        }
         Some("Running") => PodReport::Running,
         Some("Unknown") => PodReport::Waiting(Some(Trouble {
             reason: "Unknown".to_owned(),
@@ -197,14 +201,17 @@ mod tests {
     fn the_last_words_of_the_movers_own_container_are_the_result() {
         let message = r#"{"snapshotID":"s","emptySnapshot":false,"source":{"byPath":"/u-1","volumeMode":"Filesystem"}}"#;
         let ended = container(json!({ "terminated": { "exitCode": 0, "message": message } }));
-        let PodReport::Ended(Ending::BackedUp(BackupResult { snapshot_id, .. })) =
-            report(json!({ "phase": "Succeeded", "containerStatuses": ended.clone() }))
-        else {
-            panic!()
-        };
-        assert_eq!(snapshot_id, "s");
         // The container ends a moment before the pod does.
-        assert_eq!(report(json!({ "phase": "Running", "containerStatuses": ended })), PodReport::Running);
+        for phase in ["Running", "Succeeded"] {
+            let PodReport::Ended(Ending::BackedUp(BackupResult { snapshot_id, .. })) =
+                report(json!({ "phase": phase, "containerStatuses": ended.clone() }))
+            else {
+                panic!("{phase}")
+            };
+            assert_eq!(snapshot_id, "s");
+        }
+        let failed = container(json!({ "terminated": { "exitCode": 1, "message": "no bucket" } }));
+        assert_eq!(report(json!({ "phase": "Running", "containerStatuses": failed })), PodReport::Running);
     }
 
     #[test]
