@@ -277,11 +277,13 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Backs a volume up as Velero's snapshots are: with its identity, tags, pin and policy.
+    /// Backs a volume up as Velero's snapshots are: with its identity, tags, pin and policy. `all_moved` is called
+    /// when the volume was read to its end and there is no snapshot yet; if the transfer is ended for good before that returns,
+    /// there will be none.
     ///
     /// # Errors
     /// If anything of the volume could not be stored; there is no snapshot then.
-    pub fn back_up(&self, backup: &Backup) -> Result<BackupResult, TransferError> {
+    pub fn back_up(&self, backup: &Backup, all_moved: impl FnOnce()) -> Result<BackupResult, TransferError> {
         let Opened::Kopia(repository) = &self.repository else { return Err(TransferError::OnlyRead) };
         let interface = KopiaRepository::new(repository.clone());
         let source = velero::source(backup.requester, &backup.real_source, "");
@@ -327,14 +329,16 @@ impl Transfer {
         };
         let mut taken = taken?;
         let new = interface.written().new;
-        let continued = self.to_be_continued.load(Ordering::Relaxed);
-        if !taken.is_complete() && continued {
+        if taken.is_complete() {
+            all_moved();
+        }
+        if !taken.is_complete() && self.to_be_continued.load(Ordering::Relaxed) {
             let id = save_snapshot(&interface, &mut taken)?;
             interface.flush()?;
             info!(%id, "saved what is there so far, for another run");
             return Err(TransferError::Canceled);
         }
-        if !taken.is_complete() || self.cancel.is_cancelled() && !continued {
+        if !taken.is_complete() || self.is_ended_for_good() {
             drop_checkpoints(&interface, &source)?;
             return Err(TransferError::Canceled);
         }
@@ -346,6 +350,11 @@ impl Transfer {
         interface.flush()?;
         info!(stored = interface.written().stored, "bytes went to the store");
         Ok(self.backed_up(backup, &taken, id, new))
+    }
+
+    /// Whether nobody wants what it has moved.
+    fn is_ended_for_good(&self) -> bool {
+        self.cancel.is_cancelled() && !self.to_be_continued.load(Ordering::Relaxed)
     }
 
     /// What a backup came to; `new` is how much of it the repository did not have.
@@ -387,11 +396,12 @@ impl Transfer {
         })
     }
 
-    /// Brings a volume back from a snapshot, and waits until it is on disk.
+    /// Brings a volume back from a snapshot, and waits until it is on disk. Then `all_moved` is called; if the transfer is
+    /// ended for good before that returns, it is not done but cancelled.
     ///
     /// # Errors
     /// If anything of the snapshot could not be restored.
-    pub fn restore(&self, job: &Restore) -> Result<RestoreResult, TransferError> {
+    pub fn restore(&self, job: &Restore, all_moved: impl FnOnce()) -> Result<RestoreResult, TransferError> {
         let interface = self.repository.interface();
         let root = self.root_of(&*interface, &job.snapshot_id)?;
         let bytes = match job.mode {
@@ -420,6 +430,10 @@ impl Transfer {
                 restore_block(&*interface, &root, &options, &self.meter.progress, &self.cancel)?.size
             }
         };
+        all_moved();
+        if self.is_ended_for_good() {
+            return Err(TransferError::Canceled);
+        }
         info!(snapshot = job.snapshot_id, bytes, "restored");
         Ok(RestoreResult { target: access_point(&job.path, job.mode), total_bytes: signed(bytes) })
     }

@@ -130,7 +130,7 @@ impl Place {
 
     fn back_up(&self, path: &Path, mode: VolumeMode) -> BackupResult {
         let transfer = self.transfer(Access::ReadWrite);
-        let result = transfer.back_up(&backup(path, mode)).unwrap();
+        let result = transfer.back_up(&backup(path, mode), || ()).unwrap();
         let all = Progress { total_bytes: result.total_bytes, done_bytes: result.total_bytes };
         assert_eq!(transfer.meter.read(), all, "the last progress is all of it");
         result
@@ -142,7 +142,7 @@ impl Place {
 }
 
 fn restored(transfer: &Transfer, restore: &Restore) -> i64 {
-    let result = transfer.restore(restore).unwrap();
+    let result = transfer.restore(restore, || ()).unwrap();
     assert_eq!(transfer.meter.read().done_bytes, result.total_bytes);
     result.total_bytes
 }
@@ -251,10 +251,11 @@ fn a_device_goes_in_and_comes_back() {
 fn a_file_in_place_of_a_device_is_refused() {
     let place = Place::new();
     fs::write(place.path("file"), [1; 100]).unwrap();
-    let refused = place.transfer(Access::ReadWrite).back_up(&backup(&place.path("file"), VolumeMode::Block));
+    let refused =
+        place.transfer(Access::ReadWrite).back_up(&backup(&place.path("file"), VolumeMode::Block), || ());
     assert!(matches!(refused, Err(TransferError::NotADevice(_))), "{refused:?}");
     let missing =
-        place.transfer(Access::ReadWrite).back_up(&backup(Path::new("/nowhere"), VolumeMode::Block));
+        place.transfer(Access::ReadWrite).back_up(&backup(Path::new("/nowhere"), VolumeMode::Block), || ());
     assert!(matches!(missing, Err(TransferError::NoVolume { .. })), "{missing:?}");
 }
 
@@ -266,7 +267,7 @@ fn a_backup_that_is_cancelled_leaves_no_snapshot() {
     TreeSpec::small(1).grow(&volume).unwrap();
     let transfer = place.transfer(Access::ReadWrite);
     transfer.cancel.cancel();
-    let outcome = transfer.back_up(&backup(&volume, VolumeMode::Filesystem));
+    let outcome = transfer.back_up(&backup(&volume, VolumeMode::Filesystem), || ());
     assert!(matches!(outcome, Err(TransferError::Canceled)), "{outcome:?}");
     assert!(place.kopia().snapshots().unwrap().is_empty());
 }
@@ -278,7 +279,7 @@ fn a_wrong_password_and_a_snapshot_that_is_gone_are_named() {
     let error = place.runtime.block_on(wrong.open(&Budget::new(64 << 20), Access::ReadOnly)).unwrap_err();
     assert!(error.to_string().contains("password is wrong"), "{error}");
     let gone = restore("0123456789abcdef0123456789abcdef", &place.path("back"), VolumeMode::Filesystem);
-    let error = place.transfer(Access::ReadOnly).restore(&gone).unwrap_err();
+    let error = place.transfer(Access::ReadOnly).restore(&gone, || ()).unwrap_err();
     assert!(error.to_string().contains("0123456789abcdef"), "{error}");
     assert!(!place.path("back").exists(), "nothing is touched before the snapshot is known");
 }
@@ -345,7 +346,7 @@ impl Place {
                     }
                 }
             });
-            let outcome = mover.back_up(&backup(volume, VolumeMode::Filesystem));
+            let outcome = mover.back_up(&backup(volume, VolumeMode::Filesystem), || ());
             done.store(true, Ordering::Relaxed);
             outcome
         });
@@ -425,12 +426,12 @@ fn what_restic_backed_up_for_velero_comes_back_and_nothing_is_added_to_it() {
 
     let stopped = place.transfer_with(&reached, Access::ReadOnly);
     stopped.cancel.cancel();
-    let outcome = stopped.restore(&restore(short, &place.path("again"), mode));
+    let outcome = stopped.restore(&restore(short, &place.path("again"), mode), || ());
     assert!(matches!(outcome, Err(TransferError::Canceled)), "{outcome:?}");
-    let refused = place.transfer_with(&reached, Access::ReadWrite).back_up(&backup(&volume, mode));
+    let refused = place.transfer_with(&reached, Access::ReadWrite).back_up(&backup(&volume, mode), || ());
     assert!(matches!(refused, Err(TransferError::OnlyRead)), "{refused:?}");
     let gone = place.transfer_with(&reached, Access::ReadOnly);
-    let error = gone.restore(&restore("01234567", &place.path("gone"), mode)).unwrap_err();
+    let error = gone.restore(&restore("01234567", &place.path("gone"), mode), || ()).unwrap_err();
     assert!(error.to_string().contains("01234567") && !place.path("gone").exists(), "{error}");
     let wrong = Vault { password: Password::new("not it"), ..reached };
     for (vault, words) in

@@ -1,27 +1,27 @@
 //! The mover: the program of a hosting pod, from its start to its last words.
 //!
 //! It waits until its operation is in progress, moves the volume and tells of it by Events. Whatever happens, also
-//! before it began and while the storage hangs, it ends soon after its operation was cancelled, ended or is gone.
+//! before it began and while the storage hangs, it ends soon after its operation was cancelled, ended or is gone. Before it
+//! says that it is done it asks once more, since its watch may have missed that.
 
 mod assignment;
 mod cluster;
 mod events;
+mod following;
 
 pub use assignment::AssignmentError;
 pub use cluster::PrepareError;
 
 use crate::transfer::{CHECKPOINT_INTERVAL, Meter, Transfer, TransferError};
 use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
-use assignment::{Assignment, Assigns, CompletionMark, Work};
+use assignment::{Assignment, CompletionMark, Work};
 use cluster::Cluster;
 use events::Recorder;
-use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt};
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use following::{Seen, follow, look};
+use futures::FutureExt;
+use futures::future::{BoxFuture, Fuse, pending};
+use kube::Client;
 use lifeboat_api::Phase;
-use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
-use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_budget::Budget;
 use lifeboat_exposer::{Direction, Kind};
 use lifeboat_kopia::repo::Access;
@@ -29,18 +29,26 @@ use lifeboat_restore_helper::marks;
 use lifeboat_uploader::Cancel;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 /// The least time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a transfer may take to stop by itself; after that its pod ends without it.
 const STOP_PATIENCE: Duration = Duration::from_secs(8);
+/// How long the API server may take to say whether what has moved is still wanted: an API server that is restarted is back
+/// within it, and if it is not, what has moved must not be lost for a question.
+const LAST_LOOK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long one answer to that may take: a connection from before a restart may stay silent for good.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait before asking again.
+const LAST_LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a mover is started with.
 #[derive(Debug, Clone)]
@@ -67,6 +75,9 @@ pub struct Options {
 
 /// Comes when the container is told to end.
 type Told = BoxFuture<'static, ()>;
+
+/// Keeps a transfer that has moved everything from letting it count, until it is dropped.
+type Held = oneshot::Sender<()>;
 
 /// Why a mover ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,86 +199,6 @@ fn stopped(options: &Options, stop: &Stop) -> Ending {
     }
 }
 
-/// What is known of the operation at the moment.
-#[derive(Debug, Clone)]
-enum Seen {
-    NotYet,
-    Here(Box<Assignment>),
-    Gone,
-    Denied(String),
-}
-
-impl Seen {
-    /// Why to end, if there is a reason.
-    fn stop(&self) -> Option<Stop> {
-        match self {
-            Self::Here(assignment) if assignment.phase.is_final() => Some(Stop::Final(assignment.phase)),
-            Self::Here(assignment) if assignment.cancel => Some(Stop::Canceled),
-            Self::Here(_) | Self::NotYet => None,
-            Self::Gone => Some(Stop::Gone),
-            Self::Denied(why) => Some(Stop::Denied(why.clone())),
-        }
-    }
-}
-
-fn follow(client: Client, options: &Options) -> watch::Receiver<Seen> {
-    match options.kind {
-        Kind::DataUpload => follow_kind::<DataUpload>(client, options),
-        Kind::DataDownload => follow_kind::<DataDownload>(client, options),
-        Kind::PodVolumeBackup => follow_kind::<PodVolumeBackup>(client, options),
-        Kind::PodVolumeRestore => follow_kind::<PodVolumeRestore>(client, options),
-    }
-}
-
-/// Follows the operation until the receiver is dropped, over failures of the connection.
-fn follow_kind<K: Assigns>(client: Client, options: &Options) -> watch::Receiver<Seen> {
-    let (sender, receiver) = watch::channel(Seen::NotYet);
-    let objects = Api::<K>::namespaced(client, &options.namespace);
-    let mut stream = Box::pin(watcher::watch_object(objects, &options.name).default_backoff());
-    let (path, mode) = (options.volume_path.clone(), options.volume_mode);
-    tokio::spawn(async move {
-        let mut uid: Option<String> = None;
-        while let Some(change) = stream.next().await {
-            let seen = match change {
-                Ok(Some(object)) => {
-                    let assignment = object.assignment(path.clone(), mode);
-                    let own = uid.get_or_insert_with(|| {
-                        info!(phase = %assignment.phase, "operation found");
-                        assignment.operation.uid.clone()
-                    });
-                    // Another object of the same name is not the one that this pod was made for.
-                    if *own == assignment.operation.uid {
-                        Seen::Here(Box::new(assignment))
-                    } else {
-                        Seen::Gone
-                    }
-                }
-                // It may not have reached this API server yet.
-                Ok(None) if uid.is_none() => Seen::NotYet,
-                Ok(None) => Seen::Gone,
-                Err(problem) if uid.is_none() && is_denied(&problem) => Seen::Denied(problem.to_string()),
-                Err(problem) => {
-                    warn!(%problem, "cannot watch the operation; trying again");
-                    continue;
-                }
-            };
-            if sender.send(seen).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
-fn is_denied(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
-    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
-    else {
-        return false;
-    };
-    matches!(status.code, 401 | 403)
-}
-
 /// Waits until the operation is in progress, or is none any more. There is no limit: turns can take long to come.
 async fn turn(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> (Option<Assignment>, Option<Stop>) {
     info!("waiting for the operation to be in progress");
@@ -320,10 +251,12 @@ impl Run<'_> {
         reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reported = Progress::default();
         let mut stop: Option<(Stop, Instant)> = None;
-        let mut work = Box::pin(self.work(&shared));
+        let (hold, all_moved) = oneshot::channel();
+        let mut last_look = pin!(self.last_look(all_moved).fuse());
+        let mut work = Box::pin(self.work(&shared, hold));
         let outcome = loop {
             let deadline = stop.as_ref().map(|(_, deadline)| *deadline);
-            tokio::select! {
+            let (why, held) = tokio::select! {
                 outcome = &mut work => break Some(outcome),
                 _ = reports.tick(), if shared.moving.load(Ordering::Relaxed) => {
                     let progress = shared.meter.read();
@@ -331,24 +264,31 @@ impl Run<'_> {
                         self.recorder.say(Reason::Progress, json(&progress));
                         reported = progress;
                     }
+                    continue;
                 }
-                why = reason_to_stop(seen, told), if stop.is_none() => {
-                    info!(?why, "stopping");
-                    if why == Stop::Canceled {
-                        let message = format!("Data path for {} is canceling", self.options.name);
-                        self.recorder.say(Reason::Canceling, message);
-                    }
-                    shared.to_be_continued.store(why == Stop::Signal, Ordering::Relaxed);
-                    shared.cancel.cancel();
-                    let moving = shared.moving.load(Ordering::Relaxed);
-                    let patience = if moving { STOP_PATIENCE } else { Duration::ZERO };
-                    stop = Some((why, Instant::now() + patience));
-                }
+                why = reason_to_stop(seen, told), if stop.is_none() => (why, None),
+                (found, held) = &mut last_look => match found {
+                    Some(why) => (why, Some(held)),
+                    None => continue,
+                },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     warn!("the transfer does not stop by itself");
                     break None;
                 }
+            };
+            info!(?why, "stopping");
+            if why == Stop::Canceled {
+                let message = format!("Data path for {} is canceling", self.options.name);
+                self.recorder.say(Reason::Canceling, message);
             }
+            shared.to_be_continued.store(why == Stop::Signal, Ordering::Relaxed);
+            shared.cancel.cancel();
+            let moving = shared.moving.load(Ordering::Relaxed);
+            let patience = if moving { STOP_PATIENCE } else { Duration::ZERO };
+            stop = Some((why, Instant::now() + patience));
+            // There is nothing more to ask, and a transfer that waits for an answer goes on to find that it is stopped.
+            last_look.set(Fuse::terminated());
+            drop(held);
         };
         let (ending, for_good) = match (outcome, stop) {
             // What was complete before the stop took effect counts.
@@ -362,6 +302,32 @@ impl Run<'_> {
             self.let_the_pod_know(&ending);
         }
         ending
+    }
+
+    /// Once everything has moved, whether there is a reason for it not to count. The watch may be broken, and a transfer be
+    /// done before it has heard of a cancel.
+    async fn last_look(&self, all_moved: oneshot::Receiver<Held>) -> (Option<Stop>, Held) {
+        let Ok(held) = all_moved.await else { return pending().await };
+        (self.ask_once_more().await, held)
+    }
+
+    async fn ask_once_more(&self) -> Option<Stop> {
+        let patience = LAST_LOOK_PATIENCE.min(self.options.resource_timeout);
+        let answer = async {
+            loop {
+                match timeout(ANSWER_PATIENCE, look(&self.cluster.client, self.options)).await {
+                    Ok(Ok(found)) => break found,
+                    Ok(Err(problem)) => warn!(%problem, "cannot ask for the operation; trying again"),
+                    Err(_) => warn!("no answer when asked for the operation; trying again"),
+                }
+                sleep(LAST_LOOK_PAUSE).await;
+            }
+        };
+        let Ok(found) = timeout(patience, answer).await else {
+            warn!(?patience, "nobody says whether the operation was cancelled; what has moved counts");
+            return None;
+        };
+        Seen::of(found, &self.assignment.operation.uid).stop()
     }
 
     /// A restored pod that waits for its volume must not wait for ever.
@@ -379,8 +345,8 @@ impl Run<'_> {
         Ending::Failed(format!("data path for {} failed: {problem}{advice}", self.options.name))
     }
 
-    /// Opens the repository and moves the volume.
-    async fn work(&self, shared: &Shared) -> Result<Ending, RunError> {
+    /// Opens the repository and moves the volume; `hold` gets what holds the transfer before that counts.
+    async fn work(&self, shared: &Shared, hold: oneshot::Sender<Held>) -> Result<Ending, RunError> {
         let work = self.assignment.work.clone()?;
         for name in &self.assignment.unknown_settings {
             warn!(name, "a setting of the mover is not known and has no effect");
@@ -408,7 +374,7 @@ impl Run<'_> {
         // A thread of its own, which the runtime does not wait for: a store that hangs must not keep the pod.
         std::thread::Builder::new()
             .name("transfer".to_owned())
-            .spawn(move || drop(sender.send(transferred(&transfer, &work))))
+            .spawn(move || drop(sender.send(transferred(&transfer, &work, hold))))
             .map_err(RunError::Start)?;
         let outcome = outcome.await.map_err(|_| RunError::Lost)?;
         drop(prepared);
@@ -431,11 +397,17 @@ fn advice(denied: bool, user: Option<u32>) -> String {
     }
 }
 
-fn transferred(transfer: &Transfer, work: &Work) -> Result<Ending, RunError> {
+fn transferred(transfer: &Transfer, work: &Work, hold: oneshot::Sender<Held>) -> Result<Ending, RunError> {
+    let all_moved = || {
+        let (held, let_go) = oneshot::channel();
+        // Nobody takes it, and it is let go at once, if the transfer is being stopped.
+        drop(hold.send(held));
+        drop(let_go.blocking_recv());
+    };
     match work {
-        Work::Backup(backup) => Ok(Ending::BackedUp(transfer.back_up(backup)?)),
+        Work::Backup(backup) => Ok(Ending::BackedUp(transfer.back_up(backup, all_moved)?)),
         Work::Restore { restore, mark } => {
-            let result = transfer.restore(restore)?;
+            let result = transfer.restore(restore, all_moved)?;
             if let Some(CompletionMark { restore_uid }) = mark {
                 let path = || marks::complete_path(&restore.path, restore_uid);
                 marks::mark_complete(&restore.path, restore_uid)
