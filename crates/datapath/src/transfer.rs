@@ -278,8 +278,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// Backs a volume up as Velero's snapshots are: with its identity, tags, pin and policy. `all_moved` is called
-    /// when the volume was read to its end and there is no snapshot yet; if the transfer is ended for good before that returns,
-    /// there will be none.
+    /// when everything is in the store; if the transfer is ended for good before that returns, the snapshot is taken back.
     ///
     /// # Errors
     /// If anything of the volume could not be stored; there is no snapshot then.
@@ -329,9 +328,6 @@ impl Transfer {
         };
         let mut taken = taken?;
         let new = interface.written().new;
-        if taken.is_complete() {
-            all_moved();
-        }
         if !taken.is_complete() && self.to_be_continued.load(Ordering::Relaxed) {
             let id = save_snapshot(&interface, &mut taken)?;
             interface.flush()?;
@@ -349,6 +345,13 @@ impl Transfer {
         apply_retention(&interface, &source, &retention)?;
         interface.flush()?;
         info!(stored = interface.written().stored, "bytes went to the store");
+        all_moved();
+        if self.is_ended_for_good() {
+            // Nobody knows of it who would ever remove it.
+            interface.delete_manifest(&id)?;
+            interface.flush()?;
+            return Err(TransferError::Canceled);
+        }
         Ok(self.backed_up(backup, &taken, id, new))
     }
 
