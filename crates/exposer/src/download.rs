@@ -4,7 +4,7 @@
 //! deleted, refused or killed on the way, the data stays and the next look goes on from there.
 
 use crate::snapshot::{DELETE, RETAIN};
-use crate::step::{forget, pod_at_last, remove, stranger};
+use crate::step::{clean_in_order, forget, pod_at_last, remove, stranger};
 use crate::upload::drop_volume;
 use crate::{
     Action, After, HostedVolume, Next, Object, ObjectKind, Operation, Placement, Surroundings, cache_claim,
@@ -16,6 +16,8 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use serde_json::{Map, Value, json};
 
+/// The phase of a volume and a claim that have each other.
+const BOUND: &str = "Bound";
 /// On a volume that is handed over: what its reclaim policy was.
 const FORMER_POLICY: &str = "lifeboat.io/former-reclaim-policy";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -193,8 +195,8 @@ pub fn handed_over(seen: &Seen) -> bool {
     let (Some(target), Some(volume)) = (&seen.target, &seen.volume) else { return false };
     volume_name(target) == Some(&volume.name_any())
         && claimed_by(volume, target)
-        && volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
-        && !volume.annotations().contains_key(FORMER_POLICY)
+        && bound(volume, target)
+        && !is_marked(volume)
 }
 
 /// Why the volume cannot be handed over any more, if so.
@@ -232,11 +234,10 @@ pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
     };
     let change =
         |change: Value| Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change));
-    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     let former = volume.annotations().get(FORMER_POLICY);
     if former.is_none() && !claimed_by(volume, claim) {
         let mut annotations = ledger::annotations(operation);
-        annotations.insert(FORMER_POLICY.to_owned(), policy.unwrap_or(RETAIN).to_owned());
+        annotations.insert(FORMER_POLICY.to_owned(), policy(volume).unwrap_or(RETAIN).to_owned());
         return change(json!({
             "metadata": { "labels": ledger::labels(operation), "annotations": annotations },
             "spec": { "persistentVolumeReclaimPolicy": RETAIN },
@@ -261,7 +262,7 @@ pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
             }),
         ));
     }
-    if volume.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+    if !bound(volume, claim) {
         return Next::wait(
             format!(
                 "the volume {} to be bound to the claim {}/{}",
@@ -283,6 +284,18 @@ fn claimed_by(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool 
             && reference.name == claim.metadata.name
             && reference.uid == claim.metadata.uid
     })
+}
+
+/// Whether the volume controller has bound them to each other. That the volume says so is not enough: it may still speak of the
+/// claim of the hosting pod.
+fn bound(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let volume = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let claim = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    (volume, claim) == (Some(BOUND), Some(BOUND))
+}
+
+fn policy(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.persistent_volume_reclaim_policy.as_deref()
 }
 
 /// Makes the volume say that it belongs to the claim, and carry what the claim selects by. With the claim's UID the binding is
@@ -325,20 +338,14 @@ fn freed(former: Option<&str>) -> Value {
 #[must_use]
 pub fn clean(operation: &Operation, seen: &Seen) -> Next {
     let ours = |metadata: &&ObjectMeta| ledger::serves(metadata, operation);
-    if let Some(pod) = seen.pod.as_ref().map(|pod| &pod.metadata).filter(ours) {
-        return remove(ObjectKind::Pod, pod);
+    if let Some(step) = clean_pod_and_cache(operation, seen) {
+        return step;
     }
-    if let Some(cache) = seen.cache.as_ref().map(|cache| &cache.metadata).filter(ours) {
-        return remove(ObjectKind::Claim, cache);
-    }
-    let abandoned = seen.volume.as_ref().filter(|volume| {
-        volume.annotations().contains_key(FORMER_POLICY) && ledger::serves(&volume.metadata, operation)
-    });
-    if let Some(claim) = seen.claim.as_ref().filter(|claim| ours(&&claim.metadata)) {
+    if let Some(claim) = seen.claim.as_ref().map(|claim| &claim.metadata).filter(ours) {
         return drop_volume(operation, seen.volume.as_ref())
-            .unwrap_or_else(|| remove(ObjectKind::Claim, &claim.metadata));
+            .unwrap_or_else(|| remove(ObjectKind::Claim, claim));
     }
-    match abandoned {
+    match seen.volume.as_ref().filter(|volume| is_marked(volume) && ours(&&volume.metadata)) {
         Some(volume) => {
             let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
             let never_left = reference.is_some_and(|reference| {
@@ -352,4 +359,31 @@ pub fn clean(operation: &Operation, seen: &Seen) -> Next {
         }
         None => Next::Done,
     }
+}
+
+/// The next step towards nothing being left but the filled volume, which could not be handed over and stays whatever becomes of
+/// its claim.
+#[must_use]
+pub fn clean_but_keep(operation: &Operation, seen: &Seen) -> Next {
+    if let Some(step) = clean_pod_and_cache(operation, seen) {
+        return step;
+    }
+    // Before its claim goes, with which the storage would give it up.
+    let volume = seen.volume.as_ref();
+    if let Some(volume) = volume.filter(|volume| is_marked(volume) || policy(volume) != Some(RETAIN)) {
+        let change = freed(Some(RETAIN));
+        return Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change));
+    }
+    clean_in_order(operation, &[(ObjectKind::Claim, seen.claim.as_ref().map(|claim| &claim.metadata))])
+}
+
+fn clean_pod_and_cache(operation: &Operation, seen: &Seen) -> Option<Next> {
+    let pod = (ObjectKind::Pod, seen.pod.as_ref().map(|pod| &pod.metadata));
+    let cache = (ObjectKind::Claim, seen.cache.as_ref().map(|cache| &cache.metadata));
+    Some(clean_in_order(operation, &[pod, cache])).filter(|next| *next != Next::Done)
+}
+
+/// Whether the volume is being handed over.
+fn is_marked(volume: &PersistentVolume) -> bool {
+    volume.annotations().contains_key(FORMER_POLICY)
 }

@@ -8,7 +8,7 @@ use crate::machine::{Action, Hosting, decide};
 use crate::operation::notes;
 use crate::peers::maker;
 use crate::reasons::{WAITS, running_pod, why};
-use jiff::Timestamp;
+use crate::waiting::{LATER, SOON, explain, pace, refused, waited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -23,21 +23,15 @@ use std::time::Duration;
 
 /// As many steps are taken in one go before others get their turn.
 const STEPS: usize = 24;
-/// Until the next look when something is about to happen that nobody tells us of.
-const SOON: Duration = Duration::from_millis(500);
-/// Until the next look when something may take its time.
-const LATER: Duration = Duration::from_secs(5);
 /// Until the next look when somebody will tell us.
 const MUCH_LATER: Duration = Duration::from_secs(30);
-/// A wait that is shorter is not worth a word in the status.
-const PATIENCE: i64 = 3;
 /// A wait that is longer deserves a diagnosis.
 const DOUBT: i64 = 15;
 /// The longest note that an Event may carry.
 const LONGEST_NOTE: usize = 1000;
 
 /// What comes after a step.
-enum Turn<K> {
+pub(crate) enum Turn<K> {
     /// Another look at once, at this.
     Again(K),
     /// Another look after this time, unless something changes before.
@@ -136,9 +130,15 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
             .await
         }
         Action::RecordResult => record(agent, object, &seen).await,
-        Action::HandOver => steps(agent, object, seen.seen, K::hand_over).await,
+        Action::HandOver => hand_over(agent, object, seen).await,
         Action::Finish(phase) => finish(agent, object, seen, phase).await,
-        Action::CleanUp => steps(agent, object, seen.seen, K::clean).await,
+        Action::CleanUp => match steps(agent, &object, seen.seen, K::clean).await? {
+            Ok(turn) => Ok(turn),
+            Err(waiting) => {
+                tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
+                Ok(Turn::Later(SOON))
+            }
+        },
     }
 }
 
@@ -220,11 +220,7 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
                     Ok(Outcome::Done(after)) => object.take_in(&mut hosting, after),
                     Ok(Outcome::Stale) => return Ok(Turn::Later(SOON)),
                     Err(error) => {
-                        let waiting = Waiting {
-                            for_what: format!("the cluster to accept an object that is needed: {error}"),
-                            advice: "see to it that quotas, policies and permissions allow it",
-                        };
-                        explain(agent, &object, &waiting).await?;
+                        explain(agent, &object, &refused(&error)).await?;
                         return Ok(Turn::Later(LATER));
                     }
                 }
@@ -246,21 +242,6 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
     Ok(Turn::Later(SOON))
 }
 
-/// Soon after an operation was taken a step is likely to be a matter of moments.
-fn pace<K: Exposed>(agent: &Agent, object: &K) -> Duration {
-    if waited(agent, object) < 10 { SOON } else { LATER }
-}
-
-/// When it was taken, and before that when it was made.
-fn since<K: Exposed>(object: &K) -> Option<Timestamp> {
-    object.accepted_at().cloned().or_else(|| object.creation_timestamp()).map(|time| time.0)
-}
-
-fn waited<K: Exposed>(agent: &Agent, object: &K) -> i64 {
-    let since = since(object).unwrap_or_else(|| agent.now());
-    agent.now().duration_since(since).as_secs()
-}
-
 /// Everything is made; says what the hosting pod waits for.
 async fn wait_for_pod<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> Result<Turn<K>, Error> {
     let mut for_what = running_pod(object);
@@ -274,33 +255,6 @@ async fn wait_for_pod<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> 
     let advice = "if it does not, the events of the pod and of its claim say why";
     explain(agent, object, &Waiting { for_what, advice }).await?;
     Ok(Turn::Later(LATER))
-}
-
-/// Says in the status what is waited for, since when, until when, and what to do; only after a moment, and only if it is news.
-async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Result<(), Error> {
-    if waited(agent, object) < PATIENCE {
-        return Ok(());
-    }
-    let since = since(object);
-    let until = since.and_then(|since| since.checked_add(agent.options.prepare_timeout).ok());
-    let shown = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let since = since.map_or_else(|| "now".to_owned(), shown);
-    // Who waits for a turn waits as long as it takes.
-    let until = match until.filter(|_| object.phase() == Phase::Accepted) {
-        Some(until) => format!("fails at {}", shown(until)),
-        None => "until it is canceled".to_owned(),
-    };
-    let text = format!("{WAITS} {} (since {since}, {until}): {}", waiting.for_what, waiting.advice);
-    say(agent, object, text).await
-}
-
-async fn say<K: Exposed>(agent: &Agent, object: &K, text: String) -> Result<(), Error> {
-    if object.status().is_some_and(|status| status.message == text) {
-        return Ok(());
-    }
-    tracing::info!(kind = K::KIND.name(), name = object.name_any(), "{text}");
-    // Whether it gets through does not matter: the next look says it again.
-    change(agent, object.clone(), |it| it.status_mut().message = text).await.map(drop)
 }
 
 /// Nothing to do for now: passes on how far it is, and says what is waited for.
@@ -400,10 +354,12 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
     pass_log_on(agent, seen).await;
     let hosting = if K::HANDS_OVER { Some(object.look(agent, false).await?) } else { None };
     let Some(moved) = object.moved(hosting.as_ref()) else { return Ok(Turn::Later(SOON)) };
+    let now = agent.now();
     let turn = change(agent, object, |it| {
         it.status_mut().message.clear();
         it.set_result(ending);
         note(it, notes::MOVED, moved);
+        note(it, notes::MOVED_AT, now.to_string());
         forget_lost_pod(it);
     })
     .await;
@@ -411,28 +367,41 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
     turn
 }
 
-/// Takes the steps of the exposer after the data was moved, as far as they go without waiting.
+/// Gives a restored volume to its claim, as far as that gets on; if it does not, says so until its time is up.
+async fn hand_over<K: Exposed>(agent: &Agent, object: K, mut seen: Look<K>) -> Result<Turn<K>, Error> {
+    let waiting = match steps(agent, &object, seen.seen.take(), K::hand_over).await {
+        Ok(Ok(turn)) => return Ok(turn),
+        Ok(Err(waiting)) => waiting,
+        Err(kube::Error::Api(refusal)) => refused(&refusal),
+        Err(error) => return Err(error.into()),
+    };
+    let seen = seen.halted(&waiting);
+    if let Action::Finish(phase) = decide(&seen.observation) {
+        return finish(agent, object, seen, phase).await;
+    }
+    explain(agent, &object, &waiting).await?;
+    Ok(Turn::Later(pace(agent, &object)))
+}
+
+/// Takes the steps of the exposer after the data was moved, as far as they go; if not to their end, says what they wait for.
 async fn steps<K: Exposed>(
     agent: &Agent,
-    object: K,
+    object: &K,
     hosting: Option<K::Seen>,
     next: impl Fn(&K, &K::Seen) -> Next,
-) -> Result<Turn<K>, Error> {
-    let Some(mut hosting) = hosting else { return Ok(Turn::Later(SOON)) };
+) -> Result<Result<Turn<K>, Waiting>, kube::Error> {
+    let Some(mut hosting) = hosting else { return Ok(Ok(Turn::Later(SOON))) };
     for _ in 0..STEPS {
-        match next(&object, &hosting) {
+        match next(object, &hosting) {
             Next::Do(step) => match perform(&agent.client, &step).await? {
                 Outcome::Done(after) => object.take_in(&mut hosting, after),
-                Outcome::Stale => return Ok(Turn::Again(object)),
+                Outcome::Stale => return Ok(Ok(Turn::Again(object.clone()))),
             },
-            Next::Wait(waiting) => {
-                tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
-                return Ok(Turn::Later(SOON));
-            }
-            Next::Done | Next::Impossible(_) => return Ok(Turn::Again(object)),
+            Next::Wait(waiting) => return Ok(Err(waiting)),
+            Next::Done | Next::Impossible(_) => return Ok(Ok(Turn::Again(object.clone()))),
         }
     }
-    Ok(Turn::Later(SOON))
+    Ok(Ok(Turn::Later(SOON)))
 }
 
 /// Writes the end, with what is to be said about it.
@@ -447,21 +416,24 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     let now = agent.now();
     let reference = object.object_ref(&());
     let canceled = phase == Phase::Canceled && !object.cancel();
+    let kept =
+        seen.observation.hand_over_overdue.then(|| object.note(notes::MOVED).map(str::to_owned)).flatten();
     let had_begun = object.status().is_some_and(|status| status.start_timestamp.is_some());
     let turn = change(agent, object, |it| {
         set_phase(it, phase);
         it.labels_mut().remove(labels::EXPOSE_ON_GOING);
         forget_lost_pod(it);
         it.annotations_mut().remove(notes::CANCELING_SINCE);
+        if let Some(volume) = kept {
+            note(it, notes::KEPT, volume);
+        }
         let status = it.status_mut();
         status.start_timestamp.get_or_insert(Time(now));
         status.completion_timestamp = Some(Time(now));
         match &message {
             Some(message) => status.message = message.clone(),
             None if canceled => status.message = "the mover was stopped from outside".to_owned(),
-            None if phase == Phase::Canceled && status.message.starts_with(WAITS) => {
-                status.message.clear();
-            }
+            None if status.message.starts_with(WAITS) => status.message.clear(),
             None => {}
         }
     })
@@ -523,7 +495,11 @@ fn note<K: Exposed>(object: &mut K, key: &str, value: String) {
 }
 
 /// Changes an operation, if it still is as it was looked at; if not, the watch brings the newer one.
-async fn change<K: Exposed>(agent: &Agent, object: K, mutate: impl FnOnce(&mut K)) -> Result<Turn<K>, Error> {
+pub(crate) async fn change<K: Exposed>(
+    agent: &Agent,
+    object: K,
+    mutate: impl FnOnce(&mut K),
+) -> Result<Turn<K>, Error> {
     let mut after = object.clone();
     mutate(&mut after);
     let Value::Object(mut patch) =

@@ -149,7 +149,10 @@ impl Exposed for DataDownload {
     }
 
     fn clean(&self, seen: &Self::Seen) -> Next {
-        download::clean(&self.operation(), seen)
+        match self.note(notes::KEPT) {
+            Some(_) => download::clean_but_keep(&self.operation(), seen),
+            None => download::clean(&self.operation(), seen),
+        }
     }
 
     fn hand_over(&self, seen: &Self::Seen) -> Next {
@@ -244,7 +247,7 @@ async fn upload_details(
     Ok(Ok(upload::Details {
         hosted: HostedVolume {
             no_relabeling,
-            ..hosted_volume(agent, volume_source, object.spec.operation_timeout, program).await?
+            ..hosted_volume(agent, volume_source, object.operation_timeout(), program).await?
         },
         configured,
         block,
@@ -275,7 +278,7 @@ async fn download_details(
         late,
         hosted: HostedVolume {
             cache: cache.is_some(),
-            ..hosted_volume(agent, volume_source, object.spec.operation_timeout, program).await?
+            ..hosted_volume(agent, volume_source, object.operation_timeout(), program).await?
         },
         cache,
         placement: Placement {
@@ -306,11 +309,7 @@ pub(crate) async fn hosted_volume(
     Ok(HostedVolume {
         source,
         cache: false,
-        resource_timeout: if timeout == Duration::default() {
-            agent.options.resource_timeout
-        } else {
-            timeout
-        },
+        resource_timeout: resource_timeout(agent, timeout),
         no_relabeling: false,
         program,
         labels: config.pod_labels.clone(),
@@ -319,6 +318,11 @@ pub(crate) async fn hosted_volume(
         priority_class: priority_class(agent, &config.priority_class_name).await?,
         beside_velero: !agent.options.data_mover.is_empty(),
     })
+}
+
+/// How long single steps of the cluster may take, for an operation that says this.
+pub(crate) fn resource_timeout(agent: &Agent, said: Duration) -> Duration {
+    if said.is_zero() { agent.options.resource_timeout } else { said }
 }
 
 async fn priority_class(agent: &Agent, name: &str) -> Result<Option<String>, Error> {

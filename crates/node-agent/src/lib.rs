@@ -21,6 +21,7 @@ mod reasons;
 mod recent;
 mod settings;
 mod sweep;
+mod waiting;
 
 pub use settings::SettingsError;
 
@@ -62,7 +63,7 @@ pub struct Options {
     pub data_mover: String,
     /// How long making a volume reachable may take.
     pub prepare_timeout: Duration,
-    /// How long movers wait for objects of Kubernetes if their operation does not say.
+    /// How long movers wait for objects of Kubernetes, and a restored volume for its claim, if their operation does not say.
     pub resource_timeout: lifeboat_api::Duration,
     /// Where metrics are served.
     pub metrics_address: SocketAddr,

@@ -1,7 +1,7 @@
 //! A look at an operation: everything that the machine decides by.
 
 use crate::agent::Agent;
-use crate::exposing::{Exposed, Gate};
+use crate::exposing::{Exposed, Gate, resource_timeout};
 use crate::hosting::{Hosted, hosted};
 use crate::machine::{Hosting, Observation, Responsible, Suitable};
 use crate::operation::notes;
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
 use lifeboat_api::Phase;
-use lifeboat_exposer::Next;
+use lifeboat_exposer::{Next, Waiting};
 use std::sync::Arc;
 
 /// How long a mover may take to stop before its pod is removed.
@@ -33,6 +33,10 @@ pub(crate) struct Look<K: Exposed> {
     pub(crate) gate: Gate,
     /// Why it cannot be done, if that is so.
     pub(crate) hopeless: Option<String>,
+    /// Whether the time for handing a volume over is up.
+    late: bool,
+    /// What handing it over waits for, once that is known.
+    pub(crate) halted: Option<String>,
 }
 
 /// Looks at an operation. Most looks cost nothing but memory: only what decides about the next step is asked for.
@@ -99,6 +103,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
             .filter(|_| moving)
             .is_some_and(|seen| object.hand_over(seen) == Next::Done),
         unclaimable: unclaimable.is_some(),
+        // However late it is, what can be done is done: whether it does not get on is known only then.
+        hand_over_overdue: false,
         not_yet: gate.waiting.is_some(),
         queue_full: ours && phase == Phase::New && agent.queue_full(),
         // Slots are a node's own: nobody else gives them away.
@@ -109,9 +115,12 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         cancel_overdue: passed(time(object.note(notes::CANCELING_SINCE)), CANCEL_GRACE),
         attempts_exhausted: movers_lost(object) + 1 >= MOVERS,
     };
+    let hand_over_limit =
+        SignedDuration::try_from(resource_timeout(agent, object.operation_timeout()).to_std());
+    let late = passed(time(object.note(notes::MOVED_AT)), hand_over_limit.unwrap_or(SignedDuration::MAX));
     // What nobody could do comes before what this pod does not allow: another pod would not help.
     let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
-    Ok(Look { observation, pod, known_lost, hosted, seen, gate, hopeless })
+    Ok(Look { observation, pod, known_lost, hosted, seen, gate, hopeless, late, halted: None })
 }
 
 /// Whether an operation may be this agent's to see to, told from memory alone. All agents hear of every change, and most
@@ -250,6 +259,13 @@ fn turn<K: Exposed>(agent: &Agent, object: &K) -> i64 {
 }
 
 impl<K: Exposed> Look<K> {
+    /// The same, now that it is known that handing the volume over does not get on by itself.
+    pub(crate) fn halted(mut self, waiting: &Waiting) -> Self {
+        self.observation.hand_over_overdue = self.late;
+        self.halted = Some(waiting.for_what.clone());
+        self
+    }
+
     /// The same, now that it is known that its hosting cannot come up.
     pub(crate) fn broken(mut self, reason: String) -> Self {
         self.observation.hosting = Hosting::Broken;

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Resource, ResourceExt};
 use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload, SNAPSHOT_TYPE_CSI};
-use lifeboat_api::{NodeOs, OperationStatus, Phase, Progress, finalizers};
+use lifeboat_api::{Duration, NodeOs, OperationStatus, Phase, Progress, finalizers};
 use lifeboat_datapath::legacy::{self, is_restic};
 use lifeboat_datapath::wire::{BackupResult, Ending};
 use lifeboat_exposer::{Kind, Operation};
@@ -17,6 +17,10 @@ use std::fmt::Debug;
 pub(crate) mod notes {
     /// All data was moved. For a restore the value is the volume that has it.
     pub(crate) const MOVED: &str = "lifeboat.io/moved";
+    /// When that was noted.
+    pub(crate) const MOVED_AT: &str = "lifeboat.io/moved-at";
+    /// The volume with the restored data, which could not be handed over and stays when everything else is removed.
+    pub(crate) const KEPT: &str = "lifeboat.io/kept-volume";
     /// How many movers were lost.
     pub(crate) const MOVERS_LOST: &str = "lifeboat.io/movers-lost";
     /// Since when a lost mover is being replaced.
@@ -45,6 +49,10 @@ pub(crate) trait VolumeOperation:
     /// The mover that it names; empty for the built-in one.
     fn data_mover(&self) -> &str {
         ""
+    }
+    /// How long single steps of the cluster may take, if it says so.
+    fn operation_timeout(&self) -> Duration {
+        Duration::default()
     }
     fn cancel(&self) -> bool;
     fn request_cancel(&mut self);
@@ -112,6 +120,10 @@ macro_rules! with_movement {
 
         fn data_mover(&self) -> &str {
             &self.spec.data_mover
+        }
+
+        fn operation_timeout(&self) -> Duration {
+            self.spec.operation_timeout
         }
 
         fn status(&self) -> Option<&OperationStatus> {

@@ -1,9 +1,10 @@
 //! What is said of an operation that failed.
 
 use crate::agent::Agent;
-use crate::exposing::Exposed;
+use crate::exposing::{Exposed, resource_timeout};
 use crate::look::Look;
 use crate::machine::Hosting;
+use crate::operation::notes;
 use kube::ResourceExt;
 use lifeboat_api::Phase;
 use lifeboat_exposer::diagnose;
@@ -20,6 +21,9 @@ pub(crate) fn running_pod<K: Exposed>(object: &K) -> String {
 pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
     if let Some(reason) = &seen.hopeless {
         return reason.clone();
+    }
+    if let Some(waited_for) = &seen.halted {
+        return with_diagnosis(agent, object, not_handed_over(agent, object, waited_for)).await;
     }
     let words = seen.hosted.words.as_deref();
     if matches!(object.phase(), Phase::InProgress | Phase::Canceling) && seen.hosted.ending.is_some() {
@@ -40,6 +44,23 @@ pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -
         }
         None => "the mover was lost too often".to_owned(),
     };
+    with_diagnosis(agent, object, first).await
+}
+
+/// What became of a volume that its claim did not get in time.
+fn not_handed_over<K: Exposed>(agent: &Agent, object: &K, waited_for: &str) -> String {
+    let limit = resource_timeout(agent, object.operation_timeout());
+    let volume = object.note(notes::MOVED).unwrap_or_default();
+    format!(
+        "all data was restored, but its volume could not be handed over within {limit}: it still {WAITS} {waited_for}. \
+         The volume {volume} has all data and is kept, with the reclaim policy Retain: see to what was waited for, and if \
+         the claim gets the volume then, nothing is missing; otherwise delete the claim and restore again, and delete the \
+         volume when nobody needs it any more"
+    )
+}
+
+/// This, and what the hosting tells.
+async fn with_diagnosis<K: Exposed>(agent: &Agent, object: &K, first: String) -> String {
     match object.look(agent, true).await {
         Ok(hosting) => {
             let diagnosis = diagnose(&agent.client, &K::things(&hosting)).await;

@@ -25,6 +25,7 @@ fn new(kind: Kind, suitable: Suitable) -> Observation {
         moved: false,
         handed_over: false,
         unclaimable: false,
+        hand_over_overdue: false,
         not_yet: false,
         queue_full: false,
         slots_full: false,
@@ -76,6 +77,7 @@ fn happenings(seen: Observation) -> Vec<Observation> {
         Observation { cancel: true, ..seen },
         Observation { deleting: true, ..seen },
         Observation { unclaimable: true, ..seen },
+        Observation { hand_over_overdue: true, ..seen },
         Observation { not_yet: !seen.not_yet, ..seen },
         Observation { queue_full: !seen.queue_full, ..seen },
         Observation { slots_full: !seen.slots_full, ..seen },
@@ -181,19 +183,20 @@ fn from_every_state_a_calm_world_leads_to_an_end_with_nothing_left() {
 }
 
 #[test]
-fn what_was_moved_is_given_up_only_if_nobody_waits_for_it() {
+fn what_was_moved_is_given_up_only_if_nobody_waits_for_it_or_it_does_not_get_there() {
     for kind in Kind::ALL {
         for state in reachable(kind).filter(|state| state.moved) {
-            let given_up = state.phase == Phase::Failed && state.unclaimable && !state.handed_over;
+            let hopeless = state.unclaimable || state.hand_over_overdue;
+            let given_up = state.phase == Phase::Failed && hopeless && !state.handed_over;
             assert!(
                 given_up || matches!(state.phase, Phase::InProgress | Phase::Canceling | Phase::Completed),
                 "{state:#?}"
             );
             if state.responsible != Responsible::Other && !given_up {
                 let end = run(state).unwrap();
-                let nobody = state.unclaimable && kind == Kind::DataDownload && !state.handed_over;
-                assert_eq!(end.phase, if nobody { Phase::Failed } else { Phase::Completed });
-                assert!(nobody || kind != Kind::DataDownload || end.handed_over, "{state:#?}");
+                let fails = hopeless && kind == Kind::DataDownload && !state.handed_over;
+                assert_eq!(end.phase, if fails { Phase::Failed } else { Phase::Completed });
+                assert!(fails || kind != Kind::DataDownload || end.handed_over, "{state:#?}");
             }
         }
     }

@@ -12,8 +12,8 @@ use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
 use model::api::{Api, Place, Selector};
-use model::objects::{CLAIMS, PODS, VELERO, foundations, node, operation, operations};
-use model::world::{World, text};
+use model::objects::{CLAIMS, PODS, SHOP, VELERO, VOLUMES, foundations, node, operation, operations};
+use model::world::{FILLED_BY, World, text};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -311,6 +311,57 @@ async fn a_restore_whose_volume_was_taken_away_says_so() {
     assert!(text(&it["status"]["message"]).contains("is gone"), "{}", it["status"]);
     stage.until("nothing is left", || stage.world.leftovers().is_empty()).await.unwrap();
     stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+}
+
+/// The volume controller does not bind what was restored, or the cluster does not let the claim have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_volume_that_does_not_reach_its_claim_is_waited_for_with_words_and_kept_in_the_end() {
+    let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::AgentKill };
+    for refused in [false, true] {
+        let mut stage = Stage::set(cell).await.unwrap();
+        let hosting = stage.api.get(&Place::new(CLAIMS, VELERO, IT)).unwrap();
+        let name = text(&hosting["spec"]["volumeName"]);
+        let wanted = if refused {
+            stage.api.forbid(Place::new(CLAIMS, SHOP, IT));
+            "waits for the cluster to accept a change that is needed".to_owned()
+        } else {
+            stage.world.turn(|weather| weather.volumes_are_bound = false);
+            format!("waits for the volume {name} to be bound to the claim {SHOP}/{IT}")
+        };
+        stage.release();
+        let says = |words: &str| {
+            let it = stage.api.get(&stage.it);
+            it.is_some_and(|it| text(&it["status"]["message"]).contains(words))
+        };
+        stage.until("it says what it waits for", || says(&wanted)).await.unwrap();
+        let said = stage.api.get(&stage.it).unwrap();
+        assert_eq!(phase(&said), Some(Phase::InProgress));
+        // It says so once, however often an agent looks at it, and whichever.
+        for (_, agent) in &mut stage.agents {
+            agent.kill();
+            agent.start();
+        }
+        let looks = || stage.api.requests().get("get /persistentvolumes").copied().unwrap_or(0);
+        let before = looks();
+        stage.until("it is looked at again", || looks() > before + 2).await.unwrap();
+        assert_eq!(stage.api.get(&stage.it).unwrap(), said);
+        // It has waited for longer than this already.
+        let soon = json!({ "spec": { "operationTimeout": "1s" } });
+        stage.api.patch("user", &stage.it, &soon).unwrap();
+        stage.reach(IT, cell.kind, Phase::Failed).await.unwrap();
+        let message = stage.ended().map(|it| text(&it["status"]["message"]).to_owned()).unwrap();
+        for words in [&wanted, "within 1s", &format!("volume {name} has all data and is kept"), "Retain"] {
+            assert!(message.contains(words), "{words:?} is not said: {message}");
+        }
+        let held = || !stage.api.get(&stage.it).is_some_and(|it| it["metadata"]["finalizers"] == json!([]));
+        stage.until("nobody holds it", || !held()).await.unwrap();
+        let volume = stage.api.get(&Place::new(VOLUMES, "", name)).unwrap();
+        assert_eq!(volume["metadata"]["annotations"][FILLED_BY], said["metadata"]["uid"], "{volume}");
+        assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain", "{volume}");
+        let but_this = |left: &String| *left != format!("volume {name} is lost");
+        assert_eq!(stage.world.leftovers().into_iter().find(but_this), None);
+        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    }
 }
 
 #[test]

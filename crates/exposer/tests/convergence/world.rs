@@ -149,6 +149,8 @@ pub(crate) enum Wish {
     Expose,
     HandOver,
     Clean,
+    /// Clean up after a volume that could not be handed over.
+    Keep,
 }
 
 /// A world, what the agents want, and what one of them is about to do after an earlier look.

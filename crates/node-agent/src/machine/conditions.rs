@@ -28,6 +28,8 @@ pub enum Condition {
     NotHandedOver,
     /// The claim of a restored volume is gone, or has another volume.
     Unclaimable,
+    /// A restored volume does not reach its claim in time.
+    HandOverOverdue,
     /// What it works on is not there yet.
     NotYet,
     /// Enough operations are being prepared.
@@ -79,6 +81,7 @@ impl Condition {
             Self::Moved => seen.moved,
             Self::NotHandedOver => seen.kind == Kind::DataDownload && !seen.handed_over,
             Self::Unclaimable => seen.unclaimable,
+            Self::HandOverOverdue => seen.hand_over_overdue,
             Self::NotYet => seen.not_yet,
             Self::QueueFull => seen.queue_full,
             Self::SlotsFull => seen.slots_full,
@@ -115,6 +118,7 @@ impl Condition {
             Self::Moved => "all data recorded as moved",
             Self::NotHandedOver => "DataDownload, volume not with its claim",
             Self::Unclaimable => "its claim is gone or has another volume",
+            Self::HandOverOverdue => "it gets no further, resource timeout passed",
             Self::NotYet => "what it works on is not there yet",
             Self::QueueFull => "prepare queue full",
             Self::SlotsFull => "no free slot",

@@ -43,6 +43,8 @@ pub struct Observation {
     pub handed_over: bool,
     /// Whether the claim that waited for a restored volume is gone or has another one.
     pub unclaimable: bool,
+    /// Whether a restored volume does not get on its way to its claim, and the time for that is up.
+    pub hand_over_overdue: bool,
     /// Whether what it works on is not there yet.
     pub not_yet: bool,
     /// Whether so many operations are being prepared that this one has to wait.

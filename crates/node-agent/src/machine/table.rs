@@ -58,6 +58,12 @@ pub static TABLE: &[Row] = &[
         Action::Finish(Failed),
         "nobody waits for the volume any more",
     ),
+    row(
+        MOVING,
+        &[Moved, NotHandedOver, HandOverOverdue],
+        Action::Finish(Failed),
+        "its claim does not get the volume, which is kept",
+    ),
     row(MOVING, &[Moved, NotHandedOver], Action::HandOver, "the data is there: the claim gets its volume"),
     row(MOVING, &[Moved], Action::Finish(Completed), "all is done"),
     row(MOVING, &[PodSucceeded], Action::RecordResult, "the result must outlive the pod"),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -41,6 +41,7 @@ pub struct Change {
 pub enum Refused {
     NotFound,
     Conflict,
+    Forbidden,
 }
 
 /// Which objects are asked for.
@@ -103,6 +104,7 @@ pub struct Api {
     down: AtomicBool,
     uids: AtomicU64,
     changes: AtomicU64,
+    forbidden: Mutex<HashSet<Place>>,
     requests: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -115,6 +117,7 @@ impl Api {
             down: AtomicBool::new(false),
             uids: AtomicU64::new(1),
             changes: AtomicU64::new(0),
+            forbidden: Mutex::default(),
             requests: Mutex::default(),
         })
     }
@@ -205,6 +208,16 @@ impl Api {
         let one_less = |left: u64| left.checked_sub(1);
         let versioned = !options["preconditions"]["resourceVersion"].is_null();
         versioned && self.changes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
+    }
+
+    /// From now on no agent may change this object.
+    pub fn forbid(&self, place: Place) {
+        self.forbidden.lock().insert(place);
+    }
+
+    /// Whether an agent may change this object.
+    pub fn is_forbidden(&self, place: &Place) -> bool {
+        self.forbidden.lock().contains(place)
     }
 
     fn write(&self, state: &mut State, by: &str, place: Place, after: Option<Value>) -> Option<Arc<Value>> {

@@ -83,6 +83,7 @@ impl Line {
                 }
                 written(self.api.create(&self.name, &asked.kind, object))
             }
+            Method::PATCH if self.api.is_forbidden(&place) => refusal(Refused::Forbidden, &place),
             Method::PATCH => written(self.api.patch(&self.name, &place, &asked.body)),
             Method::DELETE if self.api.changes_before_delete(&asked.body) => {
                 refusal(Refused::Conflict, &place)
@@ -216,6 +217,7 @@ fn refusal(refused: Refused, place: &Place) -> Answer {
     let (code, reason) = match refused {
         Refused::NotFound => (StatusCode::NOT_FOUND, "NotFound"),
         Refused::Conflict => (StatusCode::CONFLICT, "Conflict"),
+        Refused::Forbidden => (StatusCode::FORBIDDEN, "Forbidden"),
     };
     answer(code, &status(code, reason, &format!("{place:?}")))
 }

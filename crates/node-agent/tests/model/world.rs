@@ -35,6 +35,8 @@ pub struct Weather {
     pub movers_obey: bool,
     /// The object store answers.
     pub store_answers: bool,
+    /// The volume controller gives volumes to the claims of applications.
+    pub volumes_are_bound: bool,
     /// Nodes that nobody hears from.
     pub lost: HashSet<String>,
 }
@@ -47,6 +49,7 @@ impl Default for Weather {
             work: Duration::ZERO,
             movers_obey: true,
             store_answers: true,
+            volumes_are_bound: true,
             lost: HashSet::new(),
         }
     }
@@ -325,6 +328,9 @@ impl World {
         let claim = Place::new(CLAIMS, text(&reference["namespace"]), text(&reference["name"]));
         let owner = self.api.get(&claim).filter(|claim| claim["metadata"]["uid"] == reference["uid"]);
         let place = Place::new(VOLUMES, "", name);
+        if owner.is_some() && claim.namespace == SHOP && !self.weather().volumes_are_bound {
+            return;
+        }
         let phase = match &owner {
             Some(owner) if owner["spec"]["volumeName"] == name => "Bound",
             Some(_) => return,
