@@ -174,16 +174,15 @@ impl Cluster {
         node.start_process(on.proxy()?)
     }
 
-    /// Starts a kubelet that has ended, as the service manager of a real node would. The kubelet gives up if the container
-    /// runtime answers without being done with its start, which takes longer if there are pods of before.
-    fn start_kubelet_again(&self, node: &Node) {
+    /// Starts a kubelet that has ended, as the service manager of a real node would, and tells whether there was one. The
+    /// kubelet gives up if the container runtime answers without being done with its start, which takes longer if there are
+    /// pods of before.
+    fn start_kubelet_again(&self, node: &Node) -> bool {
         let ended = |process: &ProcessState| process.name == KUBELET && process.ended.is_some();
         let is_down = node.processes().is_ok_and(|processes| processes.iter().any(ended));
         let on = node.components(&self.spec().name, self.layout());
-        if let (true, Ok(kubelet)) = (is_down, on.kubelet()) {
-            // If it cannot be started either, the next look says so.
-            let _ = node.start_process(kubelet);
-        }
+        // If it cannot be started either, the next look says so.
+        is_down && on.kubelet().and_then(|kubelet| node.start_process(kubelet)).is_ok()
     }
 
     /// Starts everything on a node that has come back.
@@ -199,7 +198,10 @@ impl Cluster {
     pub(crate) fn wait_for_node(&self, node: &Node) -> Result<()> {
         let name = node.id().to_string();
         self.wait(&format!("{name} ready"), || {
-            node.check_processes().inspect_err(|_| self.start_kubelet_again(node))?;
+            if let Err(ended) = node.check_processes() {
+                self.start_kubelet_again(node);
+                return Err(ended);
+            }
             let found = self.kubectl().get(["node", &name]).map_err(|problem| problem.to_string())?;
             let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
@@ -301,9 +303,11 @@ impl Cluster {
         self.wait(what, || kubectl.apply(objects).map_err(|problem| problem.to_string()))
     }
 
-    /// Waits for a part of the cluster, and gives up at once when a process of the first node has ended.
+    /// Waits for a part of the cluster, and gives up at once when a process of the first node has ended that is not to be
+    /// started again.
     fn wait(&self, what: &str, mut probe: impl FnMut() -> std::result::Result<(), String>) -> Result<()> {
         let ended = command::wait_for(what, PATIENCE, || match self.first().check_processes() {
+            Err(ended) if self.start_kubelet_again(self.first()) => Err(ended),
             Err(ended) => Ok(Some(ended)),
             Ok(()) => probe().map(|()| None),
         })?;
