@@ -53,6 +53,16 @@ impl Dataset {
         }
     }
 
+    /// About what it takes of a file system.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dataset::LargeFile { mebibytes } | Dataset::SparseImage { data: mebibytes, .. } => mebibytes << 20,
+            Dataset::MediumFiles { count } => count << 20,
+            Dataset::SmallFiles { count } => count << 12,
+            Dataset::SourceTree { count } => count * (20 << 10),
+        }
+    }
+
     /// Makes the tree in a new folder.
     pub fn grow(self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;

@@ -50,22 +50,27 @@ fn pass_on(client: TcpStream, upstream: SocketAddr, round_trip: Duration) {
     }
 }
 
+/// Buffers go round between the thread that fills them and the one that empties them: new ones cost more than the copying.
 fn one_way(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
-    let (sender, receiver) = mpsc::sync_channel::<(Instant, Vec<u8>)>(IN_FLIGHT);
+    let (full, filled) = mpsc::sync_channel::<(Instant, Vec<u8>, usize)>(IN_FLIGHT);
+    let (empty, emptied) = mpsc::channel::<Vec<u8>>();
     thread::spawn(move || {
-        let mut chunk = vec![0; CHUNK];
-        while let Ok(length @ 1..) = from.read(&mut chunk) {
-            if sender.send((Instant::now() + delay, chunk[..length].to_vec())).is_err() {
+        loop {
+            let mut chunk = emptied.try_recv().unwrap_or_else(|_| vec![0; CHUNK]);
+            let Ok(length @ 1..) = from.read(&mut chunk) else { break };
+            if full.send((Instant::now() + delay, chunk, length)).is_err() {
                 break;
             }
         }
     });
     thread::spawn(move || {
-        for (due, chunk) in receiver {
+        for (due, chunk, length) in filled {
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            if to.write_all(&chunk).is_err() {
+            if to.write_all(&chunk[..length]).is_err() {
                 break;
             }
+            // If nothing comes any more, nobody wants it back.
+            let _ = empty.send(chunk);
         }
         let _ = to.shutdown(Shutdown::Write);
     });

@@ -8,6 +8,7 @@ mod kernels;
 mod latency;
 mod load;
 mod maintenance;
+mod memory;
 mod movers;
 mod peers;
 mod pipeline;

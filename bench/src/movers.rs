@@ -1,6 +1,7 @@
 //! Volumes moved by Velero's node-agent and by ours on the same cluster, with times, processor time and memory of the movers.
 
 use crate::datasets::Dataset;
+use crate::memory::Supply;
 use crate::plot::{self, Bars};
 use crate::stage::{Agent, Stage, wait};
 use crate::table::{Table, ratio};
@@ -43,6 +44,14 @@ impl Volume {
         }
     }
 
+    /// About how much data it has.
+    fn bytes(self) -> u64 {
+        match self {
+            Volume::Files(_, dataset) => dataset.bytes(),
+            Volume::Device { mebibytes } => mebibytes << 20,
+        }
+    }
+
     fn describe(self) -> String {
         match self {
             Volume::Files(_, dataset) => dataset.describe(),
@@ -72,6 +81,8 @@ pub fn run(volumes: &[Volume], output: &Path) -> Result<()> {
     let stage = Stage::new(&json!({ "loadConcurrency": { "globalConfig": 4 } }))?;
     let space = TestNamespace::new(&stage.cluster, "bench")?;
     let mut runs = Vec::new();
+    let mut supply = Supply::new()?;
+    let bytes = volumes.iter().map(|volume| volume.bytes()).max().unwrap_or_default();
     let fingerprints = fill(&stage, &space, volumes)?;
     for (number, agent) in Agent::ALL.into_iter().enumerate() {
         // There is not always memory for what both store.
@@ -79,7 +90,7 @@ pub fn run(volumes: &[Volume], output: &Path) -> Result<()> {
             stage.cluster.remove_location(former.name())?;
         }
         stage.put_to_work(agent)?;
-        let run = Run { stage: &stage, space: &space, agent };
+        let mut run = Run { stage: &stage, space: &space, agent, supply: &mut supply, bytes };
         runs.push(run.measure(volumes, &fingerprints).with_context(|| format!("by {}", agent.name()))?);
     }
     let pairs = runs[0].iter().zip(&runs[1]);
@@ -154,16 +165,19 @@ struct Run<'a> {
     stage: &'a Stage,
     space: &'a TestNamespace<'a>,
     agent: Agent,
+    supply: &'a mut Supply,
+    /// As much as the largest volume has.
+    bytes: u64,
 }
 
 impl Run<'_> {
-    fn measure(&self, volumes: &[Volume], fingerprints: &[String]) -> Result<Vec<(String, Cost)>> {
+    fn measure(&mut self, volumes: &[Volume], fingerprints: &[String]) -> Result<Vec<(String, Cost)>> {
         self.upload(NOTES, "first")?;
-        let mut costs = Vec::new();
+        let (agent, mut costs) = (self.agent.name(), Vec::new());
         for (volume, before) in volumes.iter().zip(fingerprints) {
             let mut note = |what: &str, cost: Cost| {
                 let what = format!("{what}: {}", volume.describe());
-                eprintln!("{}, {what}: {cost:.2?}", self.agent.name());
+                eprintln!("{agent}, {what}: {cost:.2?}");
                 costs.push((what, cost));
             };
             let (backup, snapshot) = self.upload(volume.name(), "backup")?;
@@ -183,14 +197,14 @@ impl Run<'_> {
         format!("{}-{volume}-{what}", self.agent.name())
     }
 
-    fn upload(&self, claim: &str, what: &str) -> Result<(Cost, String)> {
+    fn upload(&mut self, claim: &str, what: &str) -> Result<(Cost, String)> {
         let name = self.name(claim, what);
         self.space.apply(&snapshot(&name, TEST_SNAPSHOT_CLASS, claim).to_string())?;
         self.space.wait_within(COPY, "volumesnapshot", &name, "being ready", ready_to_use)?;
         self.have_done(objects::upload(self.space.name(), &name, claim))
     }
 
-    fn download(&self, volume: Volume, snapshot: &str, before: &str) -> Result<Cost> {
+    fn download(&mut self, volume: Volume, snapshot: &str, before: &str) -> Result<Cost> {
         let name = self.name(volume.name(), "restore");
         self.space.apply(&waiting(volume.claim(&name)).to_string())?;
         let (cost, _) = self.have_done(objects::download(self.space.name(), &name, &name, snapshot))?;
@@ -200,12 +214,12 @@ impl Run<'_> {
         Ok(cost)
     }
 
-    fn back_up_in_pod(&self, user: &str) -> Result<(Cost, String)> {
+    fn back_up_in_pod(&mut self, user: &str) -> Result<(Cost, String)> {
         let user_of = reference(&self.space.get("pod", user)?);
         self.have_done(pod_backup(&self.name(user, "fs-backup"), &user_of))
     }
 
-    fn restore_in_pod(&self, volume: Volume, snapshot: &str, before: &str) -> Result<Cost> {
+    fn restore_in_pod(&mut self, volume: Volume, snapshot: &str, before: &str) -> Result<Cost> {
         let name = self.name(volume.name(), "fs-restore");
         // The location stands for the restore that it would be part of, whose UID is the mark that the pod waits for.
         let location = ["-n", "velero", "backupstoragelocation", self.agent.name()];
@@ -225,10 +239,11 @@ impl Run<'_> {
     }
 
     /// Has an operation done in the location of this agent; what it is of comes with it.
-    fn have_done(&self, mut operation: Value) -> Result<(Cost, String)> {
+    fn have_done(&mut self, mut operation: Value) -> Result<(Cost, String)> {
         operation["spec"]["backupStorageLocation"] = json!(self.agent.name());
         self.settle()?;
-        let (cost, ended) = measure(&self.stage.cluster, &operation)?;
+        self.supply.hold(self.bytes)?;
+        let (cost, ended) = self.supply.during(|| measure(&self.stage.cluster, &operation))??;
         Ok((cost, ended["status"]["snapshotID"].as_str().unwrap_or_default().to_owned()))
     }
 

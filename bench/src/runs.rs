@@ -1,23 +1,19 @@
 //! Whole backups and restores, each as its own process, with time and peak memory, beside peers.
 
 use crate::datasets::Dataset;
+use crate::memory::{MEMORY, Supply};
 use crate::peers::{self, NAMES, Peer, TIME_LIMIT};
 use crate::place::{Location, Place};
 use crate::plot::{self, Bars};
 use crate::table::{Table, ratio};
 use anyhow::{Context, Result, ensure};
 use lifeboat_testkit::cgroup::run_limited;
-use std::fs::Metadata;
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 /// Far more than anybody needs: the group is there to measure, not to limit.
 const NO_LIMIT: u64 = 16 << 30;
-/// Where everything is, so that the disk is not what is measured.
-const MEMORY: &str = "/dev/shm";
 /// Names the folder in memory to the process that measures.
 const FOLDER: &str = "LIFEBOAT_BENCH_FOLDER";
 
@@ -31,11 +27,14 @@ const OPERATIONS: [&str; 4] = ["backup", "no change", "1 % changed", "restore"];
 pub fn run(datasets: &[Dataset], places: &[Place], repeat: usize, output: &Path) -> Result<()> {
     let Some(folder) = std::env::var_os(FOLDER) else { return run_in_memory() };
     let mut rows = Vec::new();
+    let mut supply = Supply::new()?;
     let missing: Vec<String> = NAMES.into_iter().filter_map(peers::missing).collect();
     for dataset in datasets {
         let source = Path::new(&folder).join("source");
         dataset.grow(&source)?;
-        let mut bench = Bench { dataset: *dataset, source: &source, folder: folder.as_ref(), rounds: 0 };
+        let supply = &mut supply;
+        let mut bench =
+            Bench { dataset: *dataset, source: &source, folder: folder.as_ref(), rounds: 0, supply };
         for place in places {
             rows.extend(bench.measure(*place, repeat.max(1))?);
         }
@@ -64,6 +63,7 @@ struct Bench<'a> {
     folder: &'a Path,
     /// How often the tree was changed.
     rounds: u64,
+    supply: &'a mut Supply,
 }
 
 /// What all programs took for one thing.
@@ -162,7 +162,7 @@ impl Bench<'_> {
                 self.rounds += 1;
             }
             let context = || format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
-            self.claim_memory()?;
+            self.supply.hold(self.dataset.bytes())?;
             let before = storage.processor_time()?;
             let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(context)?;
             let server = storage.processor_time()?.zip(before).map(|(after, before)| after - before);
@@ -176,25 +176,13 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Fills as much memory as the source has, and frees it again: the next run finds it at hand.
-    ///
-    /// A virtual machine gives memory back to its host soon after it became free, and gets it again page by page, which can
-    /// take ten times as long as writing to it: that would be what is measured, and depend on what came before.
-    fn claim_memory(&self) -> Result<()> {
-        let mut ballast = tempfile::tempfile_in(self.folder)?;
-        let portion = vec![0xA5; 1 << 20];
-        for _ in 0..folder_sum(self.source, &|entry| entry.blocks() * 512)? >> 20 {
-            ballast.write_all(&portion).context("claim memory")?;
-        }
-        Ok(())
-    }
-
-    fn operate(&self, what: &str, peer: &dyn Peer, folder: &Path) -> Result<Cost> {
+    fn operate(&mut self, what: &str, peer: &dyn Peer, folder: &Path) -> Result<Cost> {
         if what != "restore" {
-            return finish(peer.back_up(self.source));
+            return self.supply.during(|| finish(peer.back_up(self.source)))?;
         }
         let target = folder.join("target");
-        let cost = finish(peer.restore(self.source, &target, self.dataset.is_sparse())?)?;
+        let restore = peer.restore(self.source, &target, self.dataset.is_sparse())?;
+        let cost = self.supply.during(|| finish(restore))??;
         let (expected, found) = (folder_bytes(self.source)?, folder_bytes(&target)?);
         ensure!(expected == found, "{found} bytes were restored, not {expected}");
         std::fs::remove_dir_all(&target)?;
@@ -261,18 +249,13 @@ pub fn finish(command: Command) -> Result<Cost> {
 }
 
 fn folder_bytes(folder: &Path) -> Result<u64> {
-    folder_sum(folder, &|entry| entry.len())
-}
-
-/// The sum over everything in a folder that is not a folder itself.
-fn folder_sum(folder: &Path, of: &dyn Fn(&Metadata) -> u64) -> Result<u64> {
-    let mut sum = 0;
+    let mut bytes = 0;
     for entry in std::fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
         let entry = entry?;
-        sum += match entry.file_type()?.is_dir() {
-            true => folder_sum(&entry.path(), of)?,
-            false => of(&entry.metadata()?),
+        bytes += match entry.file_type()?.is_dir() {
+            true => folder_bytes(&entry.path())?,
+            false => entry.metadata()?.len(),
         };
     }
-    Ok(sum)
+    Ok(bytes)
 }
