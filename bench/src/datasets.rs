@@ -56,7 +56,9 @@ impl Dataset {
     /// About what it takes of a file system.
     pub fn bytes(self) -> u64 {
         match self {
-            Dataset::LargeFile { mebibytes } | Dataset::SparseImage { data: mebibytes, .. } => mebibytes << 20,
+            Dataset::LargeFile { mebibytes } | Dataset::SparseImage { data: mebibytes, .. } => {
+                mebibytes << 20
+            }
             Dataset::MediumFiles { count } => count << 20,
             Dataset::SmallFiles { count } => count << 12,
             Dataset::SourceTree { count } => count * (20 << 10),

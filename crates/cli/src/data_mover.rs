@@ -188,7 +188,7 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
     let runtime = Runtime::new().context("cannot start")?;
     let ending = runtime.block_on(async {
         match patient_client().await {
-            Ok(client) => mover::run(client, options, told_to_stop()).await,
+            Ok(client) => mover::run(client, options, told_to_stop(), log_result).await,
             Err(error) => Ending::Failed(format!("data path for {} cannot start: {error:#}", options.name)),
         }
     });
@@ -196,6 +196,13 @@ fn move_volume(options: &Options, log: &LogArgs) -> Result<ExitCode> {
     info!(message, "ended");
     leave(Path::new(TERMINATION_LOG), &message)?;
     std::process::exit(i32::from(ending.exit_code()));
+}
+
+/// Logs a line whatever the level and the format of the log are: the node-agent looks for it. It reads the result later from
+/// what the container leaves, if there is no log.
+fn log_result(line: &str) {
+    let mut log = std::io::stdout().lock();
+    let _ = writeln!(log, "{line}").and_then(|()| log.flush());
 }
 
 /// Leaves the last words of a container.

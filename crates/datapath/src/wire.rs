@@ -209,6 +209,23 @@ impl Ending {
         }
     }
 
+    /// The line of its log by which a mover says that all has moved; other endings have more to say than a line, and the pod
+    /// has it.
+    #[must_use]
+    pub fn log_line(&self) -> Option<String> {
+        let moved = matches!(self, Self::BackedUp(_) | Self::Restored(_));
+        moved.then(|| format!("{} {}", Reason::Completed, self.termination_message()))
+    }
+
+    /// The result in the last lines of a mover's log, if it says that all has moved. The last such line counts: nothing but the
+    /// mover's end follows it, while names of files, which may look like it, come before.
+    #[must_use]
+    pub fn in_log(direction: Direction, lines: &str) -> Option<Self> {
+        let result =
+            |line: &str| line.strip_prefix(Reason::Completed.as_str())?.strip_prefix(' ').map(str::to_owned);
+        Self::read(direction, true, &lines.lines().rev().find_map(result)?).ok()
+    }
+
     /// The status with which the mover exits.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -290,6 +307,22 @@ mod tests {
         assert_eq!(result.snapshot_id, "96ba2fb01d1fb4ad6a499516bcbecb6a");
         assert_eq!((result.total_bytes, result.incremental_bytes), (300_030, 300_030));
         assert_eq!(result.source.volume_mode, VolumeMode::Filesystem);
+    }
+
+    #[test]
+    fn a_result_is_found_in_the_log_and_only_the_last_one_counts() {
+        let ending = Ending::read(Direction::Backup, true, BACKUP).unwrap();
+        let line = ending.log_line().unwrap();
+        let found = |lines: &str| Ending::in_log(Direction::Backup, lines);
+        assert_eq!(found(&format!("moving\n{line}\nended\n")), Some(ending.clone()));
+        // The name of a file that cannot be read, in a line that the mover wrote earlier.
+        let forged = BACKUP.replace("96ba", "ffff");
+        assert_eq!(found(&format!("cannot read a\n{} {forged}\n{line}\n", Reason::Completed)), Some(ending));
+        assert_eq!(found(&line[..line.len() - 1]), None, "a line that is cut off");
+        assert_eq!(found(&format!("{} {RESTORE}", Reason::Failed)), None);
+        assert_eq!(found(""), None);
+        assert_eq!(Ending::Failed("no bucket".to_owned()).log_line(), None);
+        assert_eq!(Ending::Canceled("stopped".to_owned()).log_line(), None);
     }
 
     #[test]

@@ -227,8 +227,17 @@ impl Place {
         let asked_again = Arc::clone(&server.asked_again);
         let told =
             async move { if told_when_it_asks { asked_again.notified().await } else { pending().await } };
-        let run = async { mover::run(server.client(), &options, told).await };
+        let mut logged = None;
+        let log = |line: &str| {
+            let told = server.events.lock().unwrap().iter().any(|reason| reason == "Data-Path-Completed");
+            assert!(!told, "who is told looks into the log");
+            logged = Some(line.to_owned());
+        };
+        let run = async { mover::run(server.client(), &options, told, log).await };
         let ending = self.runtime.block_on(run);
+        let result = logged.and_then(|line| Ending::in_log(kind.direction(), &line));
+        let moved = matches!(ending, Ending::BackedUp(_) | Ending::Restored(_));
+        assert_eq!(result.as_ref(), Some(&ending).filter(|_| moved), "what the log says");
         let (asked, events) = (*server.asked.lock().unwrap(), server.events.lock().unwrap().clone());
         Ended { ending, asked, events }
     }

@@ -53,6 +53,8 @@ pub(crate) struct Agent {
     local_pods: Store<Pod>,
     /// What movers last said of their progress, by the operation's UID.
     progress: Mutex<HashMap<String, Progress>>,
+    /// Operations whose movers say that all has moved, by UID. Their pods know more.
+    all_moved: Mutex<HashSet<String>>,
     /// What was just accepted or started here, for as long as the watch may not show it.
     pledged: Mutex<Pledges>,
 }
@@ -107,6 +109,7 @@ impl Agent {
             peers: peers.clone(),
             local_pods: local_pods.clone(),
             progress: Mutex::default(),
+            all_moved: Mutex::default(),
             pledged: Mutex::default(),
             options,
         });
@@ -131,7 +134,8 @@ impl Agent {
         follow(&agent, watcher(claims, made_here.clone()).default_backoff().touched_objects());
         let snapshots: Api<PartialObjectMeta<VolumeSnapshot>> = Api::namespaced(client.clone(), namespace);
         follow(&agent, watcher(snapshots, made_here).default_backoff().touched_objects());
-        listen(&agent);
+        listen(&agent, Reason::Progress);
+        listen(&agent, Reason::Completed);
         reread(&agent, sources, announce);
         // Slots and queues are counted over all kinds, so nothing is done before all lists are complete. Nobody else may wait
         // for these: of several that do, a store wakes the last one only.
@@ -226,8 +230,29 @@ impl Agent {
         self.progress.lock().get(uid).copied()
     }
 
+    /// Takes down what a mover says, and has another look at its operation.
+    fn take_down(&self, operation: &Operation, said: &Said) {
+        match said {
+            Said::Progress(said) => {
+                let progress = Progress { total_bytes: said.total_bytes, bytes_done: said.done_bytes };
+                self.progress.lock().insert(operation.uid.clone(), progress);
+            }
+            Said::Remark(Reason::Completed, _) => {
+                self.all_moved.lock().insert(operation.uid.clone());
+            }
+            Said::Started | Said::Stopped | Said::Remark(..) => return,
+        }
+        self.nudge(operation.kind, &operation.name);
+    }
+
+    /// Whether the mover of an operation says that all has moved.
+    pub(crate) fn says_all_moved(&self, uid: &str) -> bool {
+        self.all_moved.lock().contains(uid)
+    }
+
     pub(crate) fn forget(&self, uid: &str) {
         self.progress.lock().remove(uid);
+        self.all_moved.lock().remove(uid);
         for of in self.pledged.lock().values_mut() {
             of.remove(uid);
         }
@@ -507,26 +532,22 @@ fn log_failure<T>(event: &Result<T, watcher::Error>) {
     }
 }
 
-/// Takes down what movers say of their progress.
-fn listen(agent: &Arc<Agent>) {
+/// Takes down what movers say for one reason: how far they are, or that all has moved.
+fn listen(agent: &Arc<Agent>, reason: Reason) {
     let agent = Arc::clone(agent);
     let events: Api<Event> = Api::namespaced(agent.client.clone(), &agent.options.namespace);
-    let progress = watcher::Config::default().fields(&format!("reason={}", Reason::Progress));
+    let for_this = watcher::Config::default().fields(&format!("reason={reason}"));
     tokio::spawn(async move {
-        let mut events = std::pin::pin!(watcher(events, progress).default_backoff().applied_objects());
+        let mut events = std::pin::pin!(watcher(events, for_this).default_backoff().applied_objects());
         while let Some(event) = events.next().await {
             let Ok(event) = event.as_ref().inspect_err(|error| {
                 tracing::warn!(%error, "a watch failed and starts again");
             }) else {
                 continue;
             };
-            for kind in Kind::ALL {
-                if let Some((operation, Said::Progress(said))) = read_event(kind, event)
-                    && agent.moves(&operation)
-                {
-                    let progress = Progress { total_bytes: said.total_bytes, bytes_done: said.done_bytes };
-                    agent.progress.lock().insert(operation.uid, progress);
-                    agent.nudge(kind, &operation.name);
+            for (operation, said) in Kind::ALL.into_iter().filter_map(|kind| read_event(kind, event)) {
+                if agent.moves(&operation) {
+                    agent.take_down(&operation, &said);
                 }
             }
         }

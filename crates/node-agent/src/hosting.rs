@@ -17,6 +17,11 @@ pub(crate) struct Hosted {
 }
 
 impl Hosted {
+    /// All data was moved, with this result.
+    pub(crate) fn succeeded(ending: Ending) -> Self {
+        Self { state: Hosting::Succeeded, words: None, ending: Some(ending) }
+    }
+
     /// The same on a node that nobody hears from: whatever is there does not get any further.
     pub(crate) fn on_lost_node(mut self, node: &str) -> Self {
         self.state = Hosting::Broken;

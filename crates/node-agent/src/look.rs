@@ -10,7 +10,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::Api;
 use lifeboat_api::Phase;
-use lifeboat_exposer::{Next, Waiting};
+use lifeboat_datapath::observe;
+use lifeboat_datapath::wire::Ending;
+use lifeboat_exposer::{Next, Operation, Waiting};
 use std::sync::Arc;
 
 /// How long a mover may take to stop before its pod is removed.
@@ -68,6 +70,14 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         hosted = hosted.on_lost_node(&node);
     }
     let moved = object.note(notes::MOVED).is_some();
+    if ours
+        && !moved
+        && hosted.state == Hosting::Running
+        && agent.says_all_moved(&operation.uid)
+        && let Some(ending) = result_in_log(agent, &operation).await
+    {
+        hosted = Hosted::succeeded(ending);
+    }
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
     let over = phase.is_final() && finalizer && ours;
     let moving = K::HANDS_OVER && matches!(phase, Phase::InProgress | Phase::Canceling) && moved && ours;
@@ -148,6 +158,13 @@ async fn lost_host<K: Exposed>(
     let open = matches!(state, Hosting::Preparing | Hosting::Running | Hosting::Ending | Hosting::Absent);
     let Some(host) = host.filter(|_| open) else { return Ok(None) };
     Ok(agent.is_lost(host).await?.then(|| host.to_owned()))
+}
+
+/// The result in the log of a mover that says that all has moved, whatever its pod still says. Without it, the end of the pod
+/// is waited for.
+async fn result_in_log(agent: &Agent, operation: &Operation) -> Option<Ending> {
+    let found = observe::result_in_log(agent.client.clone(), operation).await;
+    found.inspect_err(|error| tracing::debug!(name = operation.name, %error, "no log to read")).ok()?
 }
 
 /// Whether a pod is that of a mover whose loss is noted.

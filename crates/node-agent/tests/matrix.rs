@@ -12,8 +12,8 @@ use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
 use model::api::{Api, Place, Selector};
-use model::objects::{CLAIMS, PODS, SHOP, VELERO, VOLUMES, foundations, node, operation, operations};
-use model::world::{FILLED_BY, World, text};
+use model::objects::{CLAIMS, EVENTS, PODS, SHOP, VELERO, VOLUMES, foundations, node, operation, operations};
+use model::world::{FILLED_BY, LOG, World, text};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -297,6 +297,47 @@ async fn an_operation_whose_pod_is_made_again_elsewhere_waits_for_a_slot_there_a
         assert_eq!(node().as_deref(), Some(second));
         stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
     }
+}
+
+/// A kubelet looks for ended containers from time to time only; nobody waits for that. Who comes later learns it, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mover_that_says_that_all_has_moved_is_believed_if_its_log_has_the_result() {
+    for kind in Kind::ALL {
+        let cell = Cell { kind, phase: Phase::InProgress, fault: Fault::AgentKill };
+        let mut stage = Stage::set(cell).await.unwrap();
+        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+        stage.world.turn(|weather| weather.ends_are_told = false);
+        stage.release();
+        let logged =
+            || stage.world.hosting_pod(IT).is_some_and(|pod| pod["metadata"]["annotations"][LOG].is_string());
+        stage.until("its log has the result", logged).await.unwrap();
+        assert_eq!(stage.world.hosting_pod(IT).unwrap()["status"]["phase"], "Running");
+        stage.agents.iter_mut().for_each(|(_, agent)| agent.start());
+        stage.check().await.unwrap();
+        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    }
+}
+
+/// Anybody may write an Event.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_says_that_all_has_moved_counts_for_nothing_without_the_log() {
+    let cell = Cell { kind: Kind::DataUpload, phase: Phase::InProgress, fault: Fault::AgentKill };
+    let mut stage = Stage::set(cell).await.unwrap();
+    let uid = stage.api.get(&stage.it).map(|it| it["metadata"]["uid"].clone()).unwrap();
+    let result = r#"{"snapshotID":"of-somebody-else","emptySnapshot":false}"#;
+    let event = json!({
+        "metadata": { "name": "forged", "namespace": VELERO },
+        "involvedObject": { "kind": cell.kind.name(), "namespace": VELERO, "name": IT, "uid": uid },
+        "reason": "Data-Path-Completed", "message": result,
+    });
+    stage.api.create("user", EVENTS, event).unwrap();
+    let logs = || stage.api.requests().get("get /pods").copied().unwrap_or(0);
+    let before = logs();
+    stage.until("somebody looks into the log", || logs() > before).await.unwrap();
+    stage.reach(IT, cell.kind, Phase::InProgress).await.unwrap();
+    stage.release();
+    stage.check().await.unwrap();
+    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
 }
 
 /// Somebody deletes the claim of the volume that a restore fills: once it is filled there is nothing to hand over.

@@ -120,11 +120,12 @@ impl RunError {
 }
 
 /// Runs a mover to its end, which comes early if it is `told_to_stop`. The caller leaves the ending as the container's last
-/// words and exits.
+/// words and exits; `log` gets the line of the log that has the result, before anybody is told that there is one.
 pub async fn run(
     client: Client,
     options: &Options,
     told_to_stop: impl Future<Output = ()> + Send + 'static,
+    log: impl FnOnce(&str),
 ) -> Ending {
     let mut told: Told = told_to_stop.boxed();
     let mut seen = follow(client.clone(), options);
@@ -148,6 +149,9 @@ pub async fn run(
             run.supervise(&mut seen, &mut told).await
         }
     };
+    if let Some(line) = ending.log_line() {
+        log(&line);
+    }
     tell(&recorder, options, &ending);
     recorder.close().await;
     ending

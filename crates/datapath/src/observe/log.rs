@@ -1,5 +1,6 @@
 //! The log of a mover in the log of its node-agent, where people look for it after the pod is gone.
 
+use crate::wire::Ending;
 use futures::{AsyncReadExt, TryFutureExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
@@ -10,6 +11,11 @@ use std::io::{self, Seek, SeekFrom, Write};
 
 /// What frames the log of a pod, on either side of the words.
 const RULE: &str = "***************************";
+
+/// So many lines at the most are from a result to the end of the log.
+const LAST_LINES: i64 = 16;
+/// More than such lines have.
+const LAST_BYTES: i64 = 64 << 10;
 
 /// The log could not be passed on, for want of a place to put it.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +45,22 @@ pub async fn hand_over_log(
     writeln!(file, "{RULE}end pod logs[{name}]{RULE}").map_err(failed)?;
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
     io::copy(&mut file, out).map(drop).map_err(failed)
+}
+
+/// What a mover that still runs has come to, if its log says that all has moved.
+///
+/// # Errors
+/// If the log is not to be had.
+pub async fn result_in_log(client: Client, operation: &Operation) -> kube::Result<Option<Ending>> {
+    let pods = Api::<Pod>::namespaced(client, &operation.namespace);
+    let end = LogParams {
+        container: Some(operation.uid.clone()),
+        tail_lines: Some(LAST_LINES),
+        limit_bytes: Some(LAST_BYTES),
+        ..LogParams::default()
+    };
+    let lines = pods.logs(&operation.name, &end).await?;
+    Ok(Ending::in_log(operation.kind.direction(), &lines))
 }
 
 async fn fetch(client: Client, operation: &Operation, file: &mut File) -> Result<(), String> {
@@ -92,6 +114,19 @@ mod tests {
             "{rule}begin pod logs[dm-1/u-1]{rule}\nfirst\nsecond\n{rule}end pod logs[dm-1/u-1]{rule}\n"
         );
         assert_eq!(text, expected);
+    }
+
+    #[tokio::test]
+    async fn the_result_is_read_from_the_end_of_the_log() {
+        let service = service_fn(move |request: http::Request<kube::client::Body>| async move {
+            let query = request.uri().query().unwrap().to_owned();
+            assert!(query.contains("container=u-1") && query.contains("tailLines="), "{query}");
+            let body = "moving\nData-Path-Completed {\"snapshotID\":\"s-1\"}\nended\n";
+            http::Response::builder().body(Full::new(body.as_bytes().into())).map_err(io::Error::other)
+        });
+        let ending = result_in_log(Client::new(service, "velero"), &operation()).await.unwrap();
+        let Some(Ending::BackedUp(result)) = ending else { unreachable!("{ending:?}") };
+        assert_eq!(result.snapshot_id, "s-1");
     }
 
     #[tokio::test]

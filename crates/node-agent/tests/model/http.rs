@@ -1,6 +1,7 @@
 //! The API as a client sees it: paths, parameters, and answers.
 
 use super::api::{Api, Place, Refused, Selector, shown};
+use super::world::LOG;
 use futures::StreamExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -67,7 +68,11 @@ impl Line {
             Err(refused) => refusal(refused, &place),
         };
         match *method {
-            Method::GET if asked.log => Response::new(Full::from("").boxed_unsync()),
+            Method::GET if asked.log => {
+                let pod = self.api.get(&place);
+                let log = pod.and_then(|pod| Some(pod["metadata"]["annotations"][LOG].as_str()?.to_owned()));
+                Response::new(Full::from(log.unwrap_or_default()).boxed_unsync())
+            }
             Method::GET if asked.name.is_empty() && asked.watch => self.watch(asked),
             Method::GET if asked.name.is_empty() => {
                 let (all, version) = self.api.list(&asked.kind, &asked.selector);

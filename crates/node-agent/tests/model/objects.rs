@@ -9,6 +9,7 @@ pub const SHOP: &str = "shop";
 pub const DAEMON_SET: &str = "node-agent";
 pub const NODES: &str = "/nodes";
 pub const PODS: &str = "/pods";
+pub const EVENTS: &str = "/events";
 pub const CLAIMS: &str = "/persistentvolumeclaims";
 pub const VOLUMES: &str = "/persistentvolumes";
 pub const CONFIG_MAPS: &str = "/configmaps";

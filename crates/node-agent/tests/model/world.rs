@@ -4,8 +4,10 @@
 //! objects are looked at.
 
 use super::api::{Api, Change, Place, Selector, now};
-use super::objects::{CLAIMS, CONTENTS, NODES, PODS, SHOP, SNAPSHOTS, VELERO, VOLUMES, operations, volume};
-use lifeboat_datapath::wire::{BackupResult, CANCELED, Ending, RestoreResult};
+use super::objects::{
+    CLAIMS, CONTENTS, EVENTS, NODES, PODS, SHOP, SNAPSHOTS, VELERO, VOLUMES, operations, volume,
+};
+use lifeboat_datapath::wire::{BackupResult, CANCELED, Ending, Reason, RestoreResult};
 use lifeboat_exposer::{Direction, Kind, ledger};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,6 +18,8 @@ use tokio::sync::Notify;
 
 /// On a volume: the operation whose mover has filled it.
 pub const FILLED_BY: &str = "model/filled-by";
+/// On a pod: its log.
+pub const LOG: &str = "model/log";
 /// How many bytes every volume has.
 pub const BYTES: i64 = 4096;
 const WORLD: &str = "world";
@@ -33,6 +37,8 @@ pub struct Weather {
     pub work: Duration,
     /// Movers stop when they are told to.
     pub movers_obey: bool,
+    /// Kubelets tell when containers have ended.
+    pub ends_are_told: bool,
     /// The object store answers.
     pub store_answers: bool,
     /// The volume controller gives volumes to the claims of applications.
@@ -48,6 +54,7 @@ impl Default for Weather {
             busy: HashSet::new(),
             work: Duration::ZERO,
             movers_obey: true,
+            ends_are_told: true,
             store_answers: true,
             volumes_are_bound: true,
             lost: HashSet::new(),
@@ -280,7 +287,26 @@ impl World {
             let filled = json!({ "metadata": { "annotations": { FILLED_BY: operation } } });
             self.patch(&Place::new(VOLUMES, "", text(&claim["spec"]["volumeName"])), &filled);
         }
-        self.end(pod, 0, &ending.termination_message());
+        if self.weather().ends_are_told {
+            self.end(pod, 0, &ending.termination_message());
+        } else {
+            self.say_all_moved(kind, pod, operation, &ending);
+        }
+    }
+
+    /// What a mover does before it ends: the log has the result, and an Event says so.
+    fn say_all_moved(&self, kind: Kind, pod: &Value, operation: &str, ending: &Ending) {
+        let name = text(&pod["metadata"]["name"]);
+        let log = json!({ "metadata": { "annotations": { LOG: ending.log_line() } } });
+        self.patch(&Place::new(PODS, VELERO, name), &log);
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": { "generateName": format!("{name}."), "namespace": VELERO },
+            "involvedObject": { "kind": kind.name(), "namespace": VELERO, "name": name, "uid": operation },
+            "reason": Reason::Completed.as_str(), "message": ending.termination_message(),
+        });
+        // There is none of this name.
+        let _ = self.api.create(WORLD, EVENTS, event);
     }
 
     fn end(&self, pod: &Value, exit_code: u8, message: &str) {
