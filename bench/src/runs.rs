@@ -161,13 +161,13 @@ impl Bench<'_> {
                 self.dataset.change(self.source, self.rounds)?;
                 self.rounds += 1;
             }
-            let context = || format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
+            let context = format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
             self.supply.hold(self.dataset.bytes())?;
             let before = storage.processor_time()?;
-            let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(context)?;
+            let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(|| context.clone())?;
             let server = storage.processor_time()?.zip(before).map(|(after, before)| after - before);
             let cost = Cost { server: server.map(|time| time.as_secs_f64()), ..cost };
-            eprintln!("{}: {}", context(), Figure::Cost(cost));
+            eprintln!("{context}: {}", Figure::Cost(cost));
             figures.costs[number].push(cost);
             if let (0, Location::Folder(path)) = (number, peer.location()) {
                 figures.size = Some(folder_bytes(path)?);
