@@ -1,14 +1,16 @@
 //! A long way to a server nearby: passes connections on, and every byte arrives later.
 
 use anyhow::{Context, Result};
-use std::io::{Read, Write};
+use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much is passed on at once. Large, because the proxy shares the processors with what is measured.
-const CHUNK: usize = 256 << 10;
+/// How much is passed on at once, if there is so much. Large, because the proxy shares the processors with what is measured.
+const CHUNK: usize = 512 << 10;
 /// How many chunks may be under way each way, so that a long way does not make a narrow one.
 const IN_FLIGHT: usize = 256;
 
@@ -50,27 +52,48 @@ fn pass_on(client: TcpStream, upstream: SocketAddr, round_trip: Duration) {
     }
 }
 
-/// Buffers go round between the thread that fills them and the one that empties them: new ones cost more than the copying.
-fn one_way(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
-    let (full, filled) = mpsc::sync_channel::<(Instant, Vec<u8>, usize)>(IN_FLIGHT);
-    let (empty, emptied) = mpsc::channel::<Vec<u8>>();
+/// Holds bytes that are under way. The kernel moves pages from a connection into it, and out of it into another: a long way
+/// costs nothing that a long cable would not cost.
+struct Pipe {
+    outlet: OwnedFd,
+    inlet: OwnedFd,
+}
+
+impl Pipe {
+    fn new() -> rustix::io::Result<Pipe> {
+        let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
+        Ok(Pipe { outlet, inlet })
+    }
+}
+
+/// Moves up to `most` bytes, and waits until there is one; 0 is the end.
+fn move_bytes(from: impl AsFd, to: impl AsFd, most: usize) -> rustix::io::Result<usize> {
+    retry_on_intr(|| splice(&from, None, &to, None, most, SpliceFlags::MOVE))
+}
+
+/// Pipes go round between the thread that fills them and the one that empties them.
+fn one_way(from: TcpStream, to: TcpStream, delay: Duration) {
+    let (full, filled) = mpsc::sync_channel::<(Instant, Pipe, usize)>(IN_FLIGHT);
+    let (empty, emptied) = mpsc::channel::<Pipe>();
     thread::spawn(move || {
         loop {
-            let mut chunk = emptied.try_recv().unwrap_or_else(|_| vec![0; CHUNK]);
-            let Ok(length @ 1..) = from.read(&mut chunk) else { break };
-            if full.send((Instant::now() + delay, chunk, length)).is_err() {
+            let Ok(pipe) = emptied.try_recv().or_else(|_| Pipe::new()) else { break };
+            let Ok(length @ 1..) = move_bytes(&from, &pipe.inlet, CHUNK) else { break };
+            if full.send((Instant::now() + delay, pipe, length)).is_err() {
                 break;
             }
         }
     });
     thread::spawn(move || {
-        for (due, chunk, length) in filled {
+        'passing: for (due, pipe, length) in filled {
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            if to.write_all(&chunk[..length]).is_err() {
-                break;
+            let mut left = length;
+            while left > 0 {
+                let Ok(moved @ 1..) = move_bytes(&pipe.outlet, &to, left) else { break 'passing };
+                left -= moved;
             }
             // If nothing comes any more, nobody wants it back.
-            let _ = empty.send(chunk);
+            let _ = empty.send(pipe);
         }
         let _ = to.shutdown(Shutdown::Write);
     });
@@ -80,6 +103,7 @@ fn one_way(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     #[test]
     fn what_is_sent_arrives_both_ways_and_not_before_its_time() {
