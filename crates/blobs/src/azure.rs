@@ -2,7 +2,7 @@
 
 use crate::gcs::{answers, token_trouble};
 use crate::rest::http::{Http, Trouble};
-use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, text};
+use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, SignedBody, text};
 use crate::s3::{content_length, http_date};
 use crate::{BlobStore, ErrorKind, Operation, Payload, Result, RetentionMode, TlsOptions};
 use async_trait::async_trait;
@@ -393,7 +393,7 @@ impl Protocol for Azure {
         })
     }
 
-    async fn authorize(&self, request: &mut HttpRequest, _: Option<&[u8]>) -> Result<(), Trouble> {
+    async fn authorize(&self, request: &mut HttpRequest, _: SignedBody) -> Result<(), Trouble> {
         let credential = self.credentials.get_credential().await.map_err(token_trouble)?;
         if let AzureCredential::BearerToken(token) = &*credential
             && !token.bytes().all(|byte| byte.is_ascii_graphic())
@@ -467,7 +467,7 @@ mod tests {
         let call = azure.list("x", None).unwrap();
         let mut request = HttpRequest::new(object_store::client::HttpRequestBody::empty());
         *request.uri_mut() = call.url.parse().unwrap();
-        azure.authorize(&mut request, None).await.unwrap();
+        azure.authorize(&mut request, SignedBody::Empty).await.unwrap();
         let query = request.uri().query().unwrap();
         for part in ["comp=list", "prefix=x", "sv=2024-01-01", "sig=a%2Bb%3D"] {
             assert!(query.split('&').any(|pair| pair == part), "{query}");

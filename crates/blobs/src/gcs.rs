@@ -1,7 +1,7 @@
 //! Google Cloud Storage, over its JSON interface.
 
 use crate::rest::http::{Http, Trouble};
-use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, text};
+use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, SignedBody, text};
 use crate::{BlobStore, ErrorKind, Operation, Payload, Result, RetentionMode, TlsOptions};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -319,7 +319,7 @@ impl Protocol for Gcs {
         })
     }
 
-    async fn authorize(&self, request: &mut HttpRequest, _: Option<&[u8]>) -> Result<(), Trouble> {
+    async fn authorize(&self, request: &mut HttpRequest, _: SignedBody) -> Result<(), Trouble> {
         let Some(provider) = &self.credentials else { return Ok(()) };
         let credential = provider.get_credential().await.map_err(token_trouble)?;
         let value = HeaderValue::try_from(format!("Bearer {}", credential.bearer));

@@ -15,6 +15,8 @@ use lifeboat_testkit::servers::{Azurite, FakeGcs, Minio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 /// More blobs than fit on a page of any of the stores.
 const MANY: usize = 1050;
@@ -265,4 +267,71 @@ async fn s3_locks_are_set_and_seen_by_the_store() -> Result<()> {
     let weaker = Retention { mode: RetentionMode::Governance, period: longer };
     assert!(store.extend_retention(&id("a"), &weaker).await.is_err());
     store.extend_retention(&id("a"), &Retention { period: longer, ..compliance }).await
+}
+
+/// A way to a server on which single bytes are damaged.
+struct BadWay {
+    endpoint: String,
+    /// So many bytes of large requests are still to be damaged.
+    left: Arc<AtomicU32>,
+}
+
+/// So many bytes of a request do not come at once if it is a small one.
+const LARGE: usize = 32 << 10;
+
+impl BadWay {
+    async fn to(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let left = Arc::<AtomicU32>::default();
+        let damages = left.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                tokio::spawn(pass_on(client, server, damages.clone()));
+            }
+        });
+        BadWay { endpoint, left }
+    }
+}
+
+async fn pass_on(client: TcpStream, server: TcpStream, damages: Arc<AtomicU32>) {
+    let ((mut requests, mut to_client), (mut answers, mut to_server)) =
+        (client.into_split(), server.into_split());
+    tokio::spawn(async move { tokio::io::copy(&mut answers, &mut to_client).await });
+    let mut chunk = vec![0; 2 * LARGE];
+    while let Ok(length @ 1..) = requests.read(&mut chunk).await {
+        let one_less = |left: u32| left.checked_sub(1);
+        let relaxed = Ordering::Relaxed;
+        if length > LARGE && damages.fetch_update(relaxed, relaxed, one_less).is_ok() {
+            chunk[length - 1] ^= 1;
+        }
+        if to_server.write_all(&chunk[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s3_refuses_a_pack_that_was_damaged_on_the_way_and_gets_it_again() {
+    let server = Minio::start().unwrap();
+    server.create_bucket("backups").unwrap();
+    let way = BadWay::to(server.address()).await;
+    let through = S3Options { endpoint: Some(way.endpoint.clone()), ..on(&server, "backups") };
+    let kept = S3Options { checksums: Checksums::IfProven, ..through.clone() };
+    let pack: Vec<u8> = (0..3_000_000_u32).map(|n| (n ^ n >> 7) as u8).collect();
+    // Without a signature of the body, and with one.
+    for (name, options, says) in [("p1", through, "ChecksumMismatch"), ("p2", kept, "SHA256Mismatch")] {
+        let store = s3::open(&options).await.unwrap();
+        way.left.store(1, Ordering::Relaxed);
+        let error = store.put(&id(name), Payload::from(pack.clone()), &plain()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Transient, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(store.get(&id(name)).await.unwrap_err().is_not_found(), "nothing was stored");
+        way.left.store(1, Ordering::Relaxed);
+        with_retry(store.clone()).put(&id(name), Payload::from(pack.clone()), &plain()).await.unwrap();
+        assert_eq!(way.left.load(Ordering::Relaxed), 0);
+        assert_eq!(store.get(&id(name)).await.unwrap(), pack);
+    }
+    assert_eq!(names(&*s3::open(&on(&server, "backups")).await.unwrap()).await, ["p1", "p2"]);
 }

@@ -208,3 +208,59 @@ async fn a_create_whose_answer_was_lost_is_recognised_over_http() {
     assert!(put.contains("if-none-match: *") && put.ends_with("ours"), "{put}");
     assert!(!put.contains("transfer-encoding"), "{put}");
 }
+
+const LARGE: usize = 1 << 20;
+
+/// What a store that has answered the probe of CRCs so gets for a large blob: all requests from the probe on.
+async fn large_put(answers: &[&str]) -> Vec<String> {
+    let server = Planned::start().await;
+    let policy = RetryPolicy { first_delay: Duration::from_millis(1), ..RetryPolicy::default() };
+    let store = Retry::new(server.store().await, policy);
+    let ok = answer("200 OK", "", "");
+    // A small blob asks for nothing but the storage configuration.
+    server.plan(&[NOT_FOUND, &ok]);
+    store.put(&id(), Payload::from(b"small".as_slice()), &PutOptions::default()).await.unwrap();
+    server.plan(answers);
+    server.plan(&[&ok, &ok]);
+    for _ in 0..2 {
+        store.put(&id(), Payload::from(vec![7; LARGE]), &PutOptions::default()).await.unwrap();
+    }
+    assert!(server.answers.lock().unwrap().is_empty(), "answers that nobody wanted");
+    server.requests.lock().unwrap().drain(2..).collect()
+}
+
+fn error_answer(status: &str, code: &str) -> String {
+    answer(status, "", &format!("<Error><Code>{code}</Code></Error>"))
+}
+
+#[tokio::test]
+async fn a_crc_takes_the_place_of_a_signed_body_only_where_the_store_proves_that_it_checks_it() {
+    let refusal = error_answer("400 Bad Request", "BadDigest");
+    let busy = error_answer("503 Service Unavailable", "SlowDown");
+    let proven = large_put(&[&busy, &refusal]).await;
+    for probe in &proven[..2] {
+        assert!(probe.starts_with("put /bucket/.lifeboat-checksum-probe"), "{probe}");
+        assert!(probe.contains("x-amz-checksum-crc32c: aaaaaa=="), "{probe}");
+    }
+    let large = &proven[2..];
+    assert_eq!(large.len(), 2);
+    for put in large {
+        assert!(put.contains("x-amz-content-sha256: unsigned-payload\r\n"), "{}", &put[..800]);
+        assert!(put.contains("x-amz-checksum-crc32c: frcoag==\r\n"), "{}", &put[..800]);
+        let signed = put.split("signedheaders=").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        assert!(signed.contains("x-amz-checksum-crc32c"), "{signed}");
+    }
+
+    // Stores that do not know the header ignore or refuse it; of one that takes the probe it is taken away again, if it may be.
+    let ok = answer("200 OK", "", "");
+    let denied = error_answer("403 Forbidden", "AccessDenied");
+    let unknown = error_answer("501 Not Implemented", "NotImplemented");
+    for answers in [&[&*ok, &*ok][..], &[&*ok, &*denied], &[&*unknown]] {
+        let requests = large_put(answers).await;
+        assert_eq!(requests.len(), answers.len() + 2);
+        assert_eq!(answers.len() == 2, requests[1].starts_with("delete /bucket/.lifeboat-checksum-probe"));
+        for put in &requests[answers.len()..] {
+            assert!(!put.contains("crc32c") && !put.contains("unsigned-payload"), "{}", &put[..800]);
+        }
+    }
+}

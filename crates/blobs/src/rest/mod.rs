@@ -38,13 +38,25 @@ pub(crate) struct Call {
     pub(crate) url: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Payload,
-    /// SHA-256 of the body, for protocols that sign it.
-    pub(crate) sha256: Option<[u8; 32]>,
+    /// For protocols that sign calls.
+    pub(crate) signed: SignedBody,
+}
+
+/// What the signature of a call says about its body.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum SignedBody {
+    /// That there is none.
+    #[default]
+    Empty,
+    /// Its SHA-256.
+    Sha256([u8; 32]),
+    /// Nothing; a checksum among the headers, which are signed, covers it.
+    Left,
 }
 
 impl Call {
     pub(crate) fn new(method: Method, url: String) -> Self {
-        Call { method, url, headers: HeaderMap::new(), body: Payload::default(), sha256: None }
+        Call { method, url, headers: HeaderMap::new(), body: Payload::default(), signed: SignedBody::Empty }
     }
 
     pub(crate) fn body(self, body: Payload) -> Self {
@@ -99,8 +111,8 @@ pub(crate) trait Protocol: std::fmt::Debug + Send + Sync + 'static {
     fn delete(&self, key: &str) -> Result<Call, String>;
     async fn put(&self, key: &str, name: &str, payload: Payload, options: PutRequest)
     -> Result<Call, String>;
-    /// Finds out what puts need to know; called before each.
-    async fn prepare_puts(_store: &RestStore<Self>) -> Result<()>
+    /// Finds out what a put of so many bytes needs to know; called before each.
+    async fn prepare_put(_store: &RestStore<Self>, _bytes: u64, _request: PutRequest) -> Result<()>
     where
         Self: Sized,
     {
@@ -119,7 +131,7 @@ pub(crate) trait Protocol: std::fmt::Debug + Send + Sync + 'static {
     fn kind(&self, status: StatusCode, refusal: &Refusal) -> Option<ErrorKind>;
 
     /// Adds the signature, and whatever else proves who asks.
-    async fn authorize(&self, request: &mut HttpRequest, sha256: Option<&[u8]>) -> Result<(), Trouble>;
+    async fn authorize(&self, request: &mut HttpRequest, body: SignedBody) -> Result<(), Trouble>;
 }
 
 /// What a put asks for, with the lock's end worked out.
@@ -183,7 +195,7 @@ impl<P: Protocol> RestStore<P> {
             let length = HeaderValue::from(call.body.len());
             request.headers_mut().insert(reqwest::header::CONTENT_LENGTH, length);
         }
-        self.protocol.authorize(&mut request, call.sha256.as_ref().map(<[u8; 32]>::as_slice)).await?;
+        self.protocol.authorize(&mut request, call.signed).await?;
         self.http.send(request, call.body).await
     }
 
@@ -314,7 +326,7 @@ impl<P: Protocol> BlobStore for RestStore<P> {
             create_only: options.mode == crate::PutMode::CreateOnly,
             lock: options.retention.map(|retention| (retention.mode, lock_end(retention.period))),
         };
-        P::prepare_puts(self).await?;
+        P::prepare_put(self, payload.len(), request).await?;
         let call = self.protocol.put(&key, id.as_str(), payload, request).await;
         self.ask(Operation::Put, id.as_str(), call, MAX_ERROR).await?;
         Ok(())

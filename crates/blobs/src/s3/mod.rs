@@ -9,17 +9,18 @@ pub use open::open;
 pub use options::{Addressing, Checksums, CustomerKey, Encryption, S3Options};
 
 use crate::rest::http::Trouble;
-use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, text};
+use crate::rest::{Call, Found, Page, Protocol, PutRequest, Refusal, RestStore, SignedBody, text};
 use crate::{ErrorKind, Payload, RetentionMode};
 use async_trait::async_trait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use crc_fast::CrcAlgorithm;
 use credentials::CredentialSource;
 use jiff::Timestamp;
 use md5::{Digest, Md5};
 use object_store::aws::AwsAuthorizer;
 use object_store::client::HttpRequest;
-use open::StorageConfig;
+use open::{PROBE, StorageConfig};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
@@ -28,6 +29,12 @@ use tokio::sync::OnceCell;
 /// The hidden object with storage classes by blob prefix.
 const STORAGE_CONFIG: &str = ".storageconfig";
 const CONTENT_TYPE: &str = "application/x-kopia";
+/// Bodies from this size on are covered by a CRC, where the store proves that it checks one. The SHA-256 of a signature
+/// can cost more than all else that is done to a pack, and the store has to work it out, too.
+const LARGE: u64 = 1 << 20;
+
+const CRC_HEADER: &str = "x-amz-checksum-crc32c";
+const SHA256_HEADER: &str = "x-amz-checksum-sha256";
 
 /// The S3 protocol towards one bucket.
 #[derive(Debug)]
@@ -43,6 +50,8 @@ struct S3 {
     checksums: Checksums,
     /// Found out before the first put: who only reads does not wait for it.
     puts: OnceCell<PutSettings>,
+    /// Found out before the first large put.
+    checks_crc: OnceCell<bool>,
 }
 
 /// What puts need to know about the bucket.
@@ -59,6 +68,12 @@ impl S3 {
 
     fn on(&self, method: Method, key: &str) -> Call {
         Call::new(method, self.url(key))
+    }
+
+    /// Whether a put is to be covered by a CRC if the store checks one. With a lock S3 insists on another digest anyway, and
+    /// who wants checksums that the store keeps wants those.
+    fn wants_crc(&self, bytes: u64, request: PutRequest) -> bool {
+        bytes >= LARGE && request.lock.is_none() && self.checksums == Checksums::Off
     }
 
     /// The headers that a read of an object encrypted with our own key needs.
@@ -101,9 +116,26 @@ fn sha256_of(payload: &Payload) -> [u8; 32] {
     digest
 }
 
-/// The digests of a body, worked out where it may take its time.
-async fn digests(payload: Payload, with_md5: bool) -> Result<([u8; 32], Option<String>), String> {
-    let work = move || (sha256_of(&payload), with_md5.then(|| md5_of(payload.pieces())));
+fn crc_of(payload: &Payload) -> [u8; 4] {
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+    for piece in payload.pieces() {
+        digest.update(piece);
+    }
+    // Only the lower half is used by an algorithm of 32 bits.
+    (digest.finalize() as u32).to_be_bytes()
+}
+
+/// By what a store notices that a body was damaged on the way.
+#[derive(Debug)]
+enum Cover {
+    /// A checksum in a header.
+    Crc([u8; 4]),
+    /// The signature.
+    Signature([u8; 32]),
+}
+
+/// Works digests out where it may take its time.
+async fn digest<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.map_err(|error| format!("hashing was abandoned: {error}"))
 }
 
@@ -180,7 +212,7 @@ impl Protocol for S3 {
     }
 
     fn hides(&self, name: &str) -> bool {
-        name == STORAGE_CONFIG
+        name == STORAGE_CONFIG || name == PROBE
     }
 
     fn get(&self, key: &str) -> Result<Call, String> {
@@ -195,8 +227,8 @@ impl Protocol for S3 {
         Ok(self.on(Method::DELETE, key))
     }
 
-    /// The signature covers the SHA-256 of the body, so the store notices damage on the way without a further
-    /// checksum. Object lock is the one case in which S3 insists on `Content-MD5`.
+    /// The store notices damage on the way, since the signature covers a CRC or the SHA-256 of the body. Object lock is
+    /// the one case in which S3 insists on `Content-MD5`.
     async fn put(
         &self,
         key: &str,
@@ -206,9 +238,14 @@ impl Protocol for S3 {
     ) -> Result<Call, String> {
         let unknown = PutSettings::default();
         let settings = self.puts.get().unwrap_or(&unknown);
-        let (sha256, md5) = digests(payload.clone(), request.lock.is_some()).await?;
+        let by_crc = self.wants_crc(payload.len(), request) && self.checks_crc.get() == Some(&true);
+        let (body, with_md5) = (payload.clone(), request.lock.is_some());
+        let digests = move || {
+            let cover = if by_crc { Cover::Crc(crc_of(&body)) } else { Cover::Signature(sha256_of(&body)) };
+            (cover, with_md5.then(|| md5_of(body.pieces())))
+        };
+        let (cover, md5) = digest(digests).await?;
         let mut call = self.on(Method::PUT, key).body(payload).header("content-type", CONTENT_TYPE)?;
-        call.sha256 = Some(sha256);
         call = self.with_encryption(call)?;
         if request.create_only {
             call = call.header("if-none-match", "*")?;
@@ -216,8 +253,17 @@ impl Protocol for S3 {
         if let Some(class) = settings.storage_config.class_of(name).or(self.storage_class.as_deref()) {
             call = call.header("x-amz-storage-class", class)?;
         }
-        if settings.sends_checksums {
-            call = call.header("x-amz-checksum-sha256", BASE64_STANDARD.encode(sha256))?;
+        match cover {
+            Cover::Crc(crc) => {
+                call = call.header(CRC_HEADER, BASE64_STANDARD.encode(crc))?;
+                call.signed = SignedBody::Left;
+            }
+            Cover::Signature(sha256) => {
+                if settings.sends_checksums {
+                    call = call.header(SHA256_HEADER, BASE64_STANDARD.encode(sha256))?;
+                }
+                call.signed = SignedBody::Sha256(sha256);
+            }
         }
         if let (Some((mode, until)), Some(md5)) = (request.lock, md5) {
             call = call
@@ -228,8 +274,16 @@ impl Protocol for S3 {
         Ok(call)
     }
 
-    async fn prepare_puts(store: &RestStore<S3>) -> crate::Result<()> {
-        store.protocol.puts.get_or_try_init(|| store.find_put_settings()).await.map(|_| ())
+    async fn prepare_put(store: &RestStore<S3>, bytes: u64, request: PutRequest) -> crate::Result<()> {
+        let protocol = &store.protocol;
+        let settings = protocol.puts.get_or_try_init(|| store.find_put_settings());
+        let crc = async {
+            if protocol.wants_crc(bytes, request) {
+                protocol.checks_crc.get_or_try_init(|| store.proves_crc()).await?;
+            }
+            Ok(())
+        };
+        tokio::try_join!(settings, crc).map(|_| ())
     }
 
     fn list(&self, prefix: &str, page: Option<&str>) -> Result<Call, String> {
@@ -253,7 +307,7 @@ impl Protocol for S3 {
         let payload = Payload::from(body.into_bytes());
         let mut call = Call::new(Method::PUT, format!("{}?retention", self.url(key)))
             .header("content-md5", md5_of(payload.pieces()))?;
-        call.sha256 = Some(sha256_of(&payload));
+        call.signed = SignedBody::Sha256(sha256_of(&payload));
         Ok(call.body(payload))
     }
 
@@ -311,6 +365,7 @@ impl Protocol for S3 {
             | "ConditionalRequestConflict"
             | "BadDigest"
             | "XAmzContentSHA256Mismatch"
+            | "XAmzContentChecksumMismatch"
             | "IncompleteBody" => ErrorKind::Transient,
             "QuotaExceeded" | "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" => ErrorKind::Full,
             "ObjectLocked" | "InvalidObjectState" => ErrorKind::Locked,
@@ -323,10 +378,18 @@ impl Protocol for S3 {
         })
     }
 
-    async fn authorize(&self, request: &mut HttpRequest, sha256: Option<&[u8]>) -> Result<(), Trouble> {
+    async fn authorize(&self, request: &mut HttpRequest, body: SignedBody) -> Result<(), Trouble> {
         let Some(credential) = self.credentials.current().await? else { return Ok(()) };
-        AwsAuthorizer::new(&credential, "s3", &self.region).try_authorize(request, sha256).map_err(|error| {
-            Trouble { kind: ErrorKind::Other, detail: format!("signing failed: {error}"), remedy: None }
+        let signer = AwsAuthorizer::new(&credential, "s3", &self.region);
+        let signed = match body {
+            SignedBody::Empty => signer.try_authorize(request, None),
+            SignedBody::Sha256(sha256) => signer.try_authorize(request, Some(&sha256)),
+            SignedBody::Left => signer.with_sign_payload(false).try_authorize(request, None),
+        };
+        signed.map_err(|error| Trouble {
+            kind: ErrorKind::Other,
+            detail: format!("signing failed: {error}"),
+            remedy: None,
         })
     }
 }

@@ -1,9 +1,11 @@
 //! Opening a bucket: its address, its region, its storage classes and what it can do.
 
 use super::credentials::CredentialSource;
-use super::{Addressing, Checksums, Encryption, PutSettings, S3, S3Options, STORAGE_CONFIG};
+use super::{
+    Addressing, CRC_HEADER, Checksums, Encryption, PutSettings, S3, S3Options, SHA256_HEADER, STORAGE_CONFIG,
+};
 use crate::rest::http::{Http, Trouble};
-use crate::rest::{Call, Protocol, PutRequest, RestStore};
+use crate::rest::{Call, Protocol, PutRequest, RestStore, SignedBody};
 use crate::{BlobId, BlobStore, Error, ErrorKind, Operation, Payload, Result};
 use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::Method;
@@ -13,7 +15,10 @@ use tokio::sync::OnceCell;
 
 const DEFAULT_REGION: &str = "us-east-1";
 /// The name of the put that a store has to reject to prove that it checks checksums. It never comes to exist.
-const PROBE: &str = ".lifeboat-checksum-probe";
+pub(super) const PROBE: &str = ".lifeboat-checksum-probe";
+/// Checksums of no bytes.
+const CRC_OF_NOTHING: &str = "AAAAAA==";
+const SHA256_OF_NOTHING: &str = "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=";
 
 /// Storage classes by blob prefix, as Kopia keeps them beside the blobs; the first match counts.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -59,6 +64,7 @@ pub async fn open(options: &S3Options) -> Result<Arc<dyn BlobStore>> {
         storage_class: options.storage_class.clone(),
         checksums: options.checksums,
         puts: OnceCell::new(),
+        checks_crc: OnceCell::new(),
     };
     let http = Http::new(&protocol.base, &options.tls)
         .map_err(|trouble| trouble.into_error(Operation::Open, "", &name))?;
@@ -175,7 +181,7 @@ impl RestStore<S3> {
         let checksums = async {
             match self.protocol.checksums {
                 Checksums::Off => Ok(false),
-                Checksums::IfProven => self.proves_checksums().await,
+                Checksums::IfProven => self.proves(SHA256_HEADER, SHA256_OF_NOTHING, None).await,
             }
         };
         let (storage_config, sends_checksums) = tokio::try_join!(self.read_storage_config(), checksums)?;
@@ -193,29 +199,42 @@ impl RestStore<S3> {
         })
     }
 
-    /// Whether the store checks checksums: it has to refuse a put whose checksum is wrong.
-    async fn proves_checksums(&self) -> Result<bool> {
+    /// Whether the store checks CRCs of bodies that are not signed.
+    pub(super) async fn proves_crc(&self) -> Result<bool> {
+        let proven = self.proves(CRC_HEADER, CRC_OF_NOTHING, Some(SignedBody::Left)).await;
+        proven.inspect(|proven| tracing::debug!(store = self.describe(), proven, "CRCs of packs"))
+    }
+
+    /// Whether the store checks a checksum: it has to refuse a put with a wrong one, signed like those that will have a
+    /// right one.
+    async fn proves(&self, checksum: &'static str, wrong: &str, signed: Option<SignedBody>) -> Result<bool> {
         let fail = |trouble: Trouble| trouble.into_error(Operation::Open, PROBE, &self.describe());
         let request = PutRequest { create_only: false, lock: None };
         let key = format!("{}{PROBE}", self.protocol.prefix);
         let payload = Payload::from(b"probe".as_slice());
         let call = self.protocol.put(&key, PROBE, payload, request).await;
-        let call = call.and_then(|call| {
-            // The SHA-256 of nothing.
-            call.header("x-amz-checksum-sha256", "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=")
-        });
-        let reply = self
-            .transmit(call.map_err(|detail| fail(Trouble::configuration(detail)))?)
-            .await
-            .map_err(fail)?;
+        let call = call.and_then(|call| call.header(checksum, wrong));
+        let mut call = call.map_err(|detail| fail(Trouble::configuration(detail)))?;
+        call.signed = signed.unwrap_or(call.signed);
+        let reply = self.transmit(call).await.map_err(fail)?;
         if reply.status().is_success() {
-            self.delete(&BlobId::new(PROBE)?).await?;
+            // If it may not be deleted, it stays: it is hidden, and no reason not to back up.
+            if let Err(error) = self.delete(&BlobId::new(PROBE)?).await {
+                tracing::debug!(%error, "the probe of checksums stays");
+            }
             return Ok(false);
         }
-        let headers = reply.headers().clone();
+        let (status, headers) = (reply.status(), reply.headers().clone());
         let body = reply.body(crate::rest::MAX_ERROR).await.map_err(fail)?;
-        let code = self.protocol.refusal(&headers, &body).code;
-        Ok(matches!(code.as_str(), "BadDigest" | "XAmzContentChecksumMismatch"))
+        let refusal = self.protocol.refusal(&headers, &body);
+        match refusal.code.as_str() {
+            "BadDigest" | "XAmzContentChecksumMismatch" => Ok(true),
+            // A busy store says nothing about checksums.
+            _ if self.protocol.kind(status, &refusal).is_some_and(|kind| kind.is_transient()) => {
+                Err(fail(Trouble { kind: ErrorKind::Transient, detail: refusal.code, remedy: None }))
+            }
+            _ => Ok(false),
+        }
     }
 }
 

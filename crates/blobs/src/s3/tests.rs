@@ -20,6 +20,7 @@ async fn s3(encryption: Encryption) -> S3 {
             .unwrap(),
             sends_checksums: false,
         })),
+        checks_crc: OnceCell::new_with(Some(true)),
     }
 }
 
@@ -44,7 +45,33 @@ async fn a_plain_put_says_no_more_than_it_must() {
     let call = s3.put("kopia/ns/p ä", "p ä", Payload::from(b"abc".as_slice()), plain).await.unwrap();
     assert_eq!(call.url, "https://b.example/kopia/ns/p%20%C3%A4");
     assert_eq!(headers(&call), [("content-type".to_owned(), CONTENT_TYPE.to_owned())]);
-    assert!(hex::encode(call.sha256.unwrap()).starts_with("ba7816bf8f01cfea"));
+    let SignedBody::Sha256(sha256) = call.signed else { unreachable!("{:?}", call.signed) };
+    assert!(hex::encode(sha256).starts_with("ba7816bf8f01cfea"));
+}
+
+#[tokio::test]
+async fn large_bodies_are_covered_by_a_crc_where_the_store_checks_one() {
+    let s3 = s3(Encryption::BucketDefault).await;
+    let plain = PutRequest { create_only: false, lock: None };
+    let large = Payload::from(vec![7; LARGE as usize]);
+    let call = s3.put("k", "p1", large.clone(), plain).await.unwrap();
+    assert_eq!((call.signed, header(&call, CRC_HEADER)), (SignedBody::Left, Some("fRcoag==")));
+
+    let until = Timestamp::new(1_700_000_000, 0).unwrap();
+    let locked = PutRequest { lock: Some((RetentionMode::Governance, until)), ..plain };
+    let unproven =
+        S3 { checks_crc: OnceCell::new_with(Some(false)), ..self::s3(Encryption::BucketDefault).await };
+    let unknown = S3 { checks_crc: OnceCell::new(), ..self::s3(Encryption::BucketDefault).await };
+    for (s3, body, request) in [
+        (&s3, Payload::from(vec![7; LARGE as usize - 1]), plain),
+        (&s3, large.clone(), locked),
+        (&unproven, large.clone(), plain),
+        (&unknown, large, plain),
+    ] {
+        let call = s3.put("k", "p1", body, request).await.unwrap();
+        assert!(matches!(call.signed, SignedBody::Sha256(_)), "{:?}", call.signed);
+        assert_eq!(header(&call, CRC_HEADER), None);
+    }
 }
 
 #[tokio::test]
