@@ -179,12 +179,16 @@ impl Segment {
 
     /// The blocks in which `key` or the record before its lower bound can be; none if all keys are above it.
     fn blocks_around(&self, key: &[u8]) -> Range<usize> {
-        let wanted = first_key(key);
-        // `check` has looked at the whole table.
-        let keys = self.pages.checked_bytes(self.header.keys.clone()).as_chunks::<FIRST_KEY_LEN>().0;
+        let (wanted, keys) = (first_key(key), self.first_keys());
         let below = keys.partition_point(|first| u64::from_be_bytes(*first) < wanted);
         let equal = keys[below..].iter().take_while(|first| u64::from_be_bytes(**first) == wanted).count();
         below.saturating_sub(1)..below + equal
+    }
+
+    /// The beginnings of the first keys of all blocks.
+    fn first_keys(&self) -> &[[u8; FIRST_KEY_LEN]] {
+        // `check` has looked at the whole table.
+        self.pages.checked_bytes(self.header.keys.clone()).as_chunks().0
     }
 
     fn may_contain(&self, block: usize, key: &[u8]) -> Result<bool, Damage> {
@@ -208,16 +212,13 @@ impl Segment {
         }
         let start = self.header.records.start + blocks.start * PAGE;
         let block = self.pages.bytes(start..start + PAGE)?;
-        let (mut low, mut high) = (0, per_block.min(self.len() as usize - blocks.start * per_block));
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if is_below(&block[middle * record_len(key_len)..][..key_len], key) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        Ok((blocks.start * per_block + low) as u64)
+        let count = per_block.min(self.len() as usize - blocks.start * per_block);
+        let first_of = |block: usize| self.first_keys().get(block).map(|first| u64::from_be_bytes(*first));
+        let from = first_of(blocks.start).unwrap_or(0);
+        let to = first_of(blocks.start + 1).unwrap_or(u64::MAX);
+        let below = |at: usize| is_below(&block[at * record_len(key_len)..][..key_len], key);
+        let found = partition_point(count, expected(first_key(key), from..to, count), below);
+        Ok((blocks.start * per_block + found) as u64)
     }
 
     fn record_bytes(&self, position: u64) -> Result<&[u8], Damage> {
@@ -264,6 +265,34 @@ fn is_below(a: &[u8], b: &[u8]) -> bool {
     }
 }
 
+/// Where among `count` keys in `range` one is to be expected: keys are hashes, which are spread evenly.
+fn expected(key: u64, range: Range<u64>, count: usize) -> usize {
+    let into = key.saturating_sub(range.start) as f64 / (range.end.saturating_sub(range.start)).max(1) as f64;
+    (into * count as f64) as usize
+}
+
+/// How many of `count` come before the first that is not `below`, which is probably near `expected`: each look elsewhere
+/// waits for memory.
+fn partition_point(count: usize, expected: usize, below: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, count);
+    let (mut at, mut step) = (expected.min(count.saturating_sub(1)), 1);
+    while low < high {
+        if below(at) {
+            low = at + 1
+        } else {
+            high = at
+        }
+        // In longer and longer steps, until there is an end on both sides.
+        at = match (low, high) {
+            (_, high) if high == count => (low + step).min(count) - 1,
+            (0, high) => high.saturating_sub(step),
+            _ => low + (high - low) / 2,
+        };
+        step *= 2;
+    }
+    low
+}
+
 /// Removes a damaged file, so that the next update builds it anew, and says so.
 fn damaged(path: &Path, detail: Damage) -> Error {
     remove(path);
@@ -307,5 +336,43 @@ impl Scan {
             segment.record_bytes(self.next).and_then(decode_record).map_err(|d| segment.damaged(d))?;
         self.next += 1;
         Ok(Some(record))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{expected, partition_point};
+    use proptest::prelude::*;
+    use std::cell::Cell;
+
+    proptest! {
+        #[test]
+        fn the_first_that_is_not_below_is_found_whatever_was_expected(
+            keys in prop::collection::vec(0..60_u64, 0..50),
+            key in 0..70_u64,
+            expected in 0..60_usize,
+        ) {
+            let mut keys = keys;
+            keys.sort_unstable();
+            let below = |at: usize| keys[at] < key;
+            prop_assert_eq!(partition_point(keys.len(), expected, below), keys.partition_point(|k| *k < key));
+        }
+    }
+
+    #[test]
+    fn among_keys_that_are_spread_evenly_few_are_looked_at() {
+        let keys: Vec<u64> = (0..100).map(|number| number << 50).collect();
+        let looks = Cell::new(0);
+        for key in &keys {
+            let below = |at: usize| {
+                looks.set(looks.get() + 1);
+                keys[at] < *key
+            };
+            let expected = expected(*key, 0..100 << 50, keys.len());
+            assert_eq!(keys.get(partition_point(keys.len(), expected, below)), Some(key));
+        }
+        assert!(looks.get() <= 3 * keys.len(), "{}", looks.get());
+        assert_eq!(expected(7, 9..9, 100), 0);
+        assert_eq!(expected(u64::MAX, 0..1, 100), usize::MAX);
     }
 }
