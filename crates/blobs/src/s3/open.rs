@@ -230,7 +230,7 @@ impl RestStore<S3> {
         match refusal.code.as_str() {
             "BadDigest" | "XAmzContentChecksumMismatch" => Ok(true),
             // A busy store says nothing about checksums.
-            _ if self.protocol.kind(status, &refusal).is_some_and(|kind| kind.is_transient()) => {
+            _ if self.protocol.kind(status, &refusal).is_some_and(ErrorKind::is_transient) => {
                 Err(fail(Trouble { kind: ErrorKind::Transient, detail: refusal.code, remedy: None }))
             }
             _ => Ok(false),
