@@ -278,9 +278,9 @@ fn partition_point(count: usize, expected: usize, below: impl Fn(usize) -> bool)
     let (mut at, mut step) = (expected.min(count.saturating_sub(1)), 1);
     while low < high {
         if below(at) {
-            low = at + 1
+            low = at + 1;
         } else {
-            high = at
+            high = at;
         }
         // In longer and longer steps, until there is an end on both sides.
         at = match (low, high) {
