@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 const DEFAULT_REGION: &str = "us-east-1";
-/// The name of the put that a store has to reject to prove that it checks checksums. It never comes to exist.
+/// The name of the put that a store has to reject to prove that it checks checksums. Of one that takes it, it is deleted.
 pub(super) const PROBE: &str = ".lifeboat-checksum-probe";
 /// Checksums of no bytes.
 const CRC_OF_NOTHING: &str = "AAAAAA==";
