@@ -52,8 +52,8 @@ fn pass_on(client: TcpStream, upstream: SocketAddr, round_trip: Duration) {
     }
 }
 
-/// Holds bytes that are under way. The kernel moves pages from a connection into it, and out of it into another: a long way
-/// costs nothing that a long cable would not cost.
+/// Holds bytes that are under way. The kernel moves pages from a connection into it, and out of it into another, and
+/// copies nothing.
 struct Pipe {
     outlet: OwnedFd,
     inlet: OwnedFd,
