@@ -2,7 +2,7 @@
 
 use crate::Reservation;
 use bytes::Bytes;
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use parking_lot::Mutex;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,6 +11,8 @@ use std::sync::Arc;
 /// Buffers are rounded up to multiples of one of these, so that one that comes back fits the next use.
 const LARGE_GRAIN: usize = 1 << 20;
 const SMALL_GRAIN: usize = 64 << 10;
+/// What has no such page in it would gain nothing.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// An amount of memory, handed out in buffers that return when the last holder of their bytes lets go.
 ///
@@ -155,7 +157,13 @@ enum Memory {
 
 impl Memory {
     fn new(len: usize) -> Self {
-        MmapMut::map_anon(len).map_or_else(|_| Memory::Heap(vec![0; len]), Memory::Mapped)
+        let Ok(memory) = MmapMut::map_anon(len) else { return Memory::Heap(vec![0; len]) };
+        // Large buffers are filled from end to end by the kernel and read by many lanes at a time: with large pages both
+        // find their way quicker. A kernel that has none, or knows none, has small ones.
+        if len >= HUGE_PAGE {
+            let _ = memory.advise(Advice::HugePage);
+        }
+        Memory::Mapped(memory)
     }
 }
 
