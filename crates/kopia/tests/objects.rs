@@ -352,6 +352,110 @@ async fn concatenated_objects_read_as_one() {
     assert!(objects.concatenate(&[], None).await.is_err());
 }
 
+/// The index of these pieces, letter by letter as Kopia writes it.
+fn index_of(pieces: &[(u64, ObjectId)]) -> String {
+    let mut start = 0;
+    let entry = |(length, object): &(u64, ObjectId)| {
+        let from = if start == 0 { String::new() } else { format!("\"s\":{start},") };
+        start += length;
+        format!("{{{from}\"l\":{length},\"o\":\"{object}\"}}")
+    };
+    let entries: Vec<String> = pieces.iter().map(entry).collect();
+    format!("{{\"stream\":\"kopia:indirect\",\"entries\":[{}]}}\n", entries.join(","))
+}
+
+/// What `data` becomes if it is cut after every `size` bytes.
+async fn fixed_pieces(objects: &Objects, data: &[u8], size: usize) -> Vec<(u64, ObjectId)> {
+    let mut pieces = Vec::new();
+    for chunk in data.chunks(size) {
+        let id = write(objects, chunk.to_vec(), 1 << 30, WriterOptions::default()).await;
+        pieces.push((chunk.len() as u64, id));
+    }
+    pieces
+}
+
+async fn assert_index(objects: &Objects, id: ObjectId, pieces: &[(u64, ObjectId)], context: &str) {
+    let index = id.index_object().ok_or_else(|| format!("{context}: {id} has no index")).unwrap();
+    let json = objects.read_all(index, 1 << 30).await.unwrap();
+    assert_eq!(str::from_utf8(&json).unwrap(), index_of(pieces), "{context}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn indexes_are_the_same_to_the_letter_whoever_writes_them_and_whatever_the_hash_and_the_format() {
+    const CHUNK: usize = 128 << 10;
+    let zstd = WriterOptions { compression: Some(Compressor::Zstd), ..WriterOptions::default() };
+    for (hash, version, writing) in [
+        ("BLAKE2B-256-128", 3, WriterOptions::default()),
+        ("HMAC-SHA256", 3, WriterOptions::default()),
+        ("BLAKE2S-128", 1, zstd),
+    ] {
+        let create = CreateOptions { hash: hash.into(), version, ..CreateOptions::default() };
+        let create = CreateOptions { splitter: "FIXED-128K".into(), ..create };
+        let repository = create_with(options(Arc::new(MemoryStore::new())), &create).await;
+        let objects = repository.objects();
+        // Data, zeros, text, zeros, data; the object ends in any of them, on a cut or not.
+        let text = b"all work and no play ".repeat(2 * CHUNK / 21 + 1);
+        let parts = [noise(1, 3 * CHUNK), vec![0; 5 * CHUNK], text[..2 * CHUNK].to_vec()];
+        let whole = [parts.concat(), vec![0; 9 * CHUNK], noise(2, 2 * CHUNK)].concat();
+        for length in [2 * CHUNK, 3 * CHUNK + 1, 8 * CHUNK, 9 * CHUNK - 7, 14 * CHUNK + 5, whole.len()] {
+            let (context, data) = (format!("{hash} {length}"), whole[..length].to_vec());
+            let plain = fixed_pieces(objects, &data, CHUNK).await;
+            let mut pieces = plain.clone();
+            if writing.compression.is_some() {
+                for (chunk, piece) in data.chunks(CHUNK).zip(&mut pieces) {
+                    piece.1 = write(objects, chunk.to_vec(), 1 << 30, writing.clone()).await;
+                }
+                assert_eq!(pieces.iter().any(|(_, id)| id.is_compressed()), length > 4 * CHUNK);
+            }
+            let (of, cut_data, options) = (objects.clone(), data.clone(), writing.clone());
+            let by_regions = worker(move || {
+                let writer = of.region_writer(options);
+                // The last region first: order does not matter.
+                for (range, pieces) in cut(&writer, &cut_data, 300_000, true).iter().rev() {
+                    writer.write(buffer_of(&of, &cut_data[range.clone()]), pieces).unwrap();
+                }
+                let id = writer.finish().unwrap();
+                assert_eq!((writer.finish().unwrap(), writer.checkpoint().unwrap()), (id, Some(id)));
+                id
+            })
+            .await;
+            assert_index(objects, by_regions, &pieces, &context).await;
+            assert_reads(objects, by_regions, &data).await;
+
+            for (length, patched) in [(Some(data.len() as u64), true), (None, true), (None, false)] {
+                let options =
+                    PositionalOptions { writer: writing.clone(), chunk_size: CHUNK, parent: None, length };
+                let writer = objects.positional_writer(options).await.unwrap();
+                let data = data.clone();
+                let id = worker(move || {
+                    // Chunks of zeros are not written, in the end of which there may be a few bytes.
+                    let ends = (data.len() - 1, data.last().copied().unwrap());
+                    for (number, chunk) in data.chunks(CHUNK).enumerate().rev() {
+                        let at = (number * CHUNK) as u64;
+                        if patched && number == 1 {
+                            writer.write_at(at, &noise(7, CHUNK)).unwrap();
+                            writer.write_at(at + 1, &chunk[1..]).unwrap();
+                            writer.write_at(at, &chunk[..1]).unwrap();
+                        } else if chunk.iter().any(|byte| *byte != 0) {
+                            writer.write_at(at, chunk).unwrap();
+                        }
+                    }
+                    writer.write_at(ends.0 as u64, &[ends.1]).unwrap();
+                    writer.finish().unwrap()
+                })
+                .await;
+                assert_index(objects, id, &pieces, &format!("{context} at offsets")).await;
+            }
+
+            let halves = [&plain[..1], &plain[1..]].map(|half| half.iter().map(|(_, id)| *id));
+            let [first, rest] = halves.map(Iterator::collect::<Vec<_>>);
+            let rest = objects.concatenate(&rest, None).await.unwrap();
+            let joined = objects.concatenate(&[first[0], rest], None).await.unwrap();
+            assert_index(objects, joined, &plain, &format!("{context} joined")).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn positional_writes_leave_the_rest_as_it_was() {
     let repository = repository("DYNAMIC-128K-BUZHASH", 3).await;

@@ -1,6 +1,7 @@
 //! Objects one after another as one object, without touching their bytes.
 
-use super::indirect::{self, Entry};
+use super::indirect::IndexWriter;
+use super::runs::Run;
 use super::{ObjectId, ObjectLayout, Objects};
 use crate::worker::blocking;
 use crate::{Error, Result};
@@ -14,29 +15,26 @@ impl Objects {
         parts: &[ObjectId],
         metadata_compression: Option<Compressor>,
     ) -> Result<ObjectId> {
-        match parts {
+        let first = match parts {
             [] => return Err(Error::Invalid("nothing to concatenate".into())),
             [only] => return Ok(*only),
-            _ => {}
-        }
-        let mut entries: Vec<Entry> = Vec::new();
-        let mut end = 0;
-        for part in parts {
-            let layout = ObjectLayout::load(self, *part).await?;
-            // Parts without bytes would be entries without bytes, which are not allowed.
-            for entry in layout.entries().iter().filter(|entry| entry.length > 0) {
-                entries.push(Entry {
-                    start: end + entry.start,
-                    length: entry.length,
-                    object: entry.object(),
-                });
+            [first, ..] => *first,
+        };
+        let (objects, parts) = (self.clone(), parts.to_vec());
+        let write = move || {
+            let mut index = IndexWriter::new(&objects, Prefix::NONE, metadata_compression);
+            // Of one part at a time it is in memory what it consists of.
+            for part in parts {
+                let layout = objects.runtime.block_on(ObjectLayout::load(&objects, part))?;
+                // Parts without bytes would be entries without bytes, which are not allowed.
+                for entry in layout.entries().iter().filter(|entry| entry.length > 0) {
+                    index.push(Run { count: 1, length: entry.length, object: entry.object() })?;
+                }
             }
-            end += layout.len();
-        }
-        let (objects, first) = (self.clone(), parts[0]);
-        let write = move || match entries.is_empty() {
-            true => Ok(first),
-            false => indirect::write(&objects, &entries, Prefix::NONE, metadata_compression),
+            match index.end() {
+                0 => Ok(first),
+                _ => index.finish(),
+            }
         };
         blocking(write).await?
     }

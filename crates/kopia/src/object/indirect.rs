@@ -1,8 +1,8 @@
 //! The JSON of an indirect index: which objects, one after another, make up an object.
 
-use super::ObjectId;
-use super::Objects;
+use super::runs::Run;
 use super::writer::{ObjectWriter, WriterOptions};
+use super::{ObjectId, Objects};
 use crate::{Error, Result};
 use lifeboat_index::Prefix;
 use lifeboat_primitives::compress::Compressor;
@@ -24,42 +24,95 @@ pub(super) struct Entry {
     pub(super) object: ObjectId,
 }
 
-/// Writes the index of `entries` as an object, and returns the id of the object that it stands for.
-///
-/// `entries` must be contiguous and not empty: Kopia crashes on an index without entries.
-pub(super) fn write(
-    objects: &Objects,
-    entries: &[Entry],
-    prefix: Prefix,
-    compression: Option<Compressor>,
-) -> Result<ObjectId> {
-    if entries.is_empty() {
-        return Err(Error::Invalid("an object without parts has no index".into()));
+/// More parts than any real object has: the largest file of ext4 has as many if it is cut every 128 KiB, and their index
+/// takes gigabytes. Without a limit, a hole that costs nobody anything would keep a backup busy for ever.
+const MAX_PARTS: u64 = 1 << 27;
+
+/// Refuses objects that are too large, before work is put into them.
+pub(super) fn check_size(parts: u64, length: u64) -> Result<()> {
+    match parts <= MAX_PARTS && length <= i64::MAX as u64 {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "an object of {length} bytes in {parts} parts is too large (at most {MAX_PARTS} parts are possible); leave \
+             it out, or choose a splitter with longer pieces"
+        ))),
     }
-    let prefix = if prefix.is_none() { Prefix::INDIRECT } else { prefix };
-    let options = WriterOptions { prefix, compression, metadata_compression: compression, splitter: None };
-    let mut writer = ObjectWriter::new(objects.clone(), options);
-    let mut text = format!("{{\"stream\":\"{STREAM}\",\"entries\":[");
-    for (at, entry) in entries.iter().enumerate() {
-        push_entry(&mut text, at > 0, entry);
-        if text.len() >= TEXT {
-            writer.write(text.as_bytes())?;
-            text.clear();
+}
+
+/// Writes the index of an object part by part; it is never in memory as a whole.
+#[derive(Debug)]
+pub(super) struct IndexWriter {
+    writer: ObjectWriter,
+    /// What is not written yet.
+    text: String,
+    parts: u64,
+    /// Where the next part starts.
+    end: u64,
+    first: Option<ObjectId>,
+}
+
+impl IndexWriter {
+    /// The index of an object whose contents have this prefix.
+    pub(super) fn new(objects: &Objects, prefix: Prefix, compression: Option<Compressor>) -> Self {
+        let prefix = if prefix.is_none() { Prefix::INDIRECT } else { prefix };
+        let options =
+            WriterOptions { prefix, compression, metadata_compression: compression, splitter: None };
+        let writer = ObjectWriter::new(objects.clone(), options);
+        let text = format!("{{\"stream\":\"{STREAM}\",\"entries\":[");
+        IndexWriter { writer, text, parts: 0, end: 0, first: None }
+    }
+
+    /// Adds the same part so many times.
+    pub(super) fn push(&mut self, Run { count, length, object }: Run) -> Result<()> {
+        let end = count.checked_mul(length).and_then(|bytes| self.end.checked_add(bytes));
+        check_size(self.parts.saturating_add(count), end.unwrap_or(u64::MAX))?;
+        self.first.get_or_insert(object);
+        let name = object.to_string();
+        for _ in 0..count {
+            push_entry(&mut self.text, self.parts > 0, self.end, length, &name);
+            self.parts += 1;
+            self.end += length;
+            if self.text.len() >= TEXT {
+                self.writer.write(self.text.as_bytes())?;
+                self.text.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the next part starts.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The object: its only part, or what the index stands for; `None` if it has no parts.
+    pub(super) fn into_object(self) -> Result<Option<ObjectId>> {
+        match self.parts {
+            0 | 1 => Ok(self.first),
+            _ => self.finish().map(Some),
         }
     }
-    text.push_str("]}\n");
-    writer.write(text.as_bytes())?;
-    ObjectId::indirect(writer.finish()?)
-        .ok_or_else(|| Error::Invalid("an object has too many levels of indexes".into()))
+
+    /// The object that the index stands for, also if it has a single part. There must be one: Kopia crashes on an index
+    /// without entries.
+    pub(super) fn finish(mut self) -> Result<ObjectId> {
+        if self.parts == 0 {
+            return Err(Error::Invalid("an object without parts has no index".into()));
+        }
+        self.text.push_str("]}\n");
+        self.writer.write(self.text.as_bytes())?;
+        ObjectId::indirect(self.writer.finish()?)
+            .ok_or_else(|| Error::Invalid("an object has too many levels of indexes".into()))
+    }
 }
 
 /// As Go writes it: zeros are left out.
-fn push_entry(text: &mut String, comma: bool, entry: &Entry) {
+fn push_entry(text: &mut String, comma: bool, start: u64, length: u64, object: &str) {
     let comma = if comma { "," } else { "" };
     // Writing to a string cannot fail.
-    let _ = match entry.start {
-        0 => write!(text, "{comma}{{\"l\":{},\"o\":\"{}\"}}", entry.length, entry.object),
-        start => write!(text, "{comma}{{\"s\":{start},\"l\":{},\"o\":\"{}\"}}", entry.length, entry.object),
+    let _ = match start {
+        0 => write!(text, "{comma}{{\"l\":{length},\"o\":\"{object}\"}}"),
+        start => write!(text, "{comma}{{\"s\":{start},\"l\":{length},\"o\":\"{object}\"}}"),
     };
 }
 
@@ -193,8 +246,9 @@ mod tests {
             Entry { start: 7_616_808, length: 8_388_608, object: "7ba1".parse().unwrap() },
         ];
         let mut text = String::new();
-        push_entry(&mut text, false, &entries[0]);
-        push_entry(&mut text, true, &entries[1]);
+        for (place, entry) in entries.iter().enumerate() {
+            push_entry(&mut text, place > 0, entry.start, entry.length, &entry.object.to_string());
+        }
         assert_eq!(text, r#"{"l":7616808,"o":"a6d5"},{"s":7616808,"l":8388608,"o":"7ba1"}"#);
         let json = format!("{{\"stream\":\"kopia:indirect\",\"entries\":[{text}]}}\n");
         assert_eq!(parse(json.as_bytes()).unwrap(), entries);

@@ -12,7 +12,9 @@ mod layout;
 mod positional;
 mod reader;
 mod regions;
+mod runs;
 mod scatter;
+mod table;
 mod writer;
 
 pub use id::{InvalidObjectId, ObjectId};

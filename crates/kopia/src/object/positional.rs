@@ -1,7 +1,9 @@
 //! Writing an object at any offset, on top of a parent object or of zeros.
 
-use super::indirect::{self, Entry};
+use super::indirect::{IndexWriter, check_size};
 use super::layout::read_part;
+use super::runs::Run;
+use super::table::IdTable;
 use super::{ObjectId, ObjectReader, Objects, WriterOptions};
 use crate::{Error, Result};
 use lifeboat_budget::{Buffer, Reservation};
@@ -33,23 +35,20 @@ pub struct PositionalWriter {
     objects: Objects,
     options: PositionalOptions,
     parent: Option<ObjectReader>,
-    chunks: Mutex<BTreeMap<u64, Arc<Mutex<Chunk>>>>,
+    chunks: Mutex<Chunks>,
     extent: Mutex<u64>,
 }
 
-/// What was written of a chunk. The lock is held while the chunk is being stored.
-#[derive(Debug, Default)]
-struct Chunk {
-    state: ChunkState,
+#[derive(Debug)]
+struct Chunks {
+    /// What each chunk was stored as last, whole.
+    stored: IdTable,
+    /// Chunks of which a part is written, or being written.
+    open: BTreeMap<u64, Arc<Mutex<Open>>>,
 }
 
-#[derive(Debug, Default)]
-enum ChunkState {
-    #[default]
-    Untouched,
-    Partial(PartialChunk),
-    Stored(ObjectId),
-}
+/// What was written of a chunk that is not stored with it. The lock is held while the chunk is being stored.
+type Open = Option<PartialChunk>;
 
 #[derive(Debug)]
 struct PartialChunk {
@@ -66,12 +65,13 @@ impl Objects {
         if !(1..=crate::sealer::MAX_CONTENT_LEN).contains(&options.chunk_size) {
             return Err(Error::Invalid(format!("chunks of {} bytes are not possible", options.chunk_size)));
         }
+        check_size(options.length.unwrap_or(0) / options.chunk_size as u64, options.length.unwrap_or(0))?;
         let parent = match options.parent {
             Some(parent) => Some(self.open(parent).await?),
             None => None,
         };
-        let (objects, chunks, extent) = (self.clone(), Mutex::default(), Mutex::new(0));
-        Ok(PositionalWriter { objects, options, parent, chunks, extent })
+        let chunks = Mutex::new(Chunks { stored: IdTable::new(self), open: BTreeMap::new() });
+        Ok(PositionalWriter { objects: self.clone(), options, parent, chunks, extent: Mutex::new(0) })
     }
 }
 
@@ -81,8 +81,7 @@ impl PositionalWriter {
         let whole = self.write_edges(offset, data, std::iter::once(0..data.len()))?;
         let chunks: Vec<_> = whole.iter().map(|(_, range)| &data[range.clone()]).collect();
         let WriterOptions { prefix, compression, .. } = self.options.writer;
-        self.note(&whole, self.objects.write_chunks(&chunks, prefix, compression)?);
-        Ok(())
+        self.note(&whole, self.objects.write_chunks(&chunks, prefix, compression)?)
     }
 
     /// Writes ranges of a buffer that begins at `offset`; they are in order and apart from each other.
@@ -90,8 +89,7 @@ impl PositionalWriter {
         let whole = self.write_edges(offset, buffer.as_ref(), ranges.iter().cloned())?;
         let chunks: Vec<_> = whole.iter().map(|(_, range)| range.clone()).collect();
         let WriterOptions { prefix, compression, .. } = self.options.writer;
-        self.note(&whole, self.objects.write_chunks_of(buffer, &chunks, prefix, compression)?);
-        Ok(())
+        self.note(&whole, self.objects.write_chunks_of(buffer, &chunks, prefix, compression)?)
     }
 
     /// Writes chunks that only a part is there of; returns the numbers of whole ones, and where they are.
@@ -138,45 +136,71 @@ impl PositionalWriter {
         self.options.length.map_or(size, |length| length.saturating_sub(start).min(size)) as usize
     }
 
-    fn chunk(&self, number: u64) -> Arc<Mutex<Chunk>> {
-        self.chunks.lock().entry(number).or_default().clone()
+    /// Notes chunks that were stored.
+    fn note(&self, chunks: &[(u64, Range<usize>)], ids: Vec<ObjectId>) -> Result<()> {
+        for ((number, _), id) in chunks.iter().zip(ids) {
+            let open = self.chunks.lock().open.get(number).cloned();
+            match open {
+                Some(open) => self.settle(*number, &open, &mut open.lock(), id)?,
+                // If somebody writes a part meanwhile, either of the two may be the earlier one.
+                None => self.chunks.lock().stored.set(*number, id)?,
+            }
+        }
+        Ok(())
     }
 
-    /// Notes chunks that were stored.
-    fn note(&self, chunks: &[(u64, Range<usize>)], ids: Vec<ObjectId>) {
-        for ((number, _), id) in chunks.iter().zip(ids) {
-            self.chunk(*number).lock().state = ChunkState::Stored(id);
+    /// Notes as what an open chunk was stored, while it is locked, and closes it if nobody else waits for it.
+    fn settle(&self, number: u64, open: &Arc<Mutex<Open>>, part: &mut Open, id: ObjectId) -> Result<()> {
+        *part = None;
+        let mut chunks = self.chunks.lock();
+        chunks.stored.set(number, id)?;
+        // Of the two that are counted one is the map's, from which others take theirs under its lock.
+        if Arc::strong_count(open) == 2 {
+            chunks.open.remove(&number);
         }
+        Ok(())
     }
 
     fn write_part(&self, number: u64, at: usize, part: &[u8]) -> Result<()> {
-        let chunk = self.chunk(number);
-        let mut chunk = chunk.lock();
+        let open = self.chunks.lock().open.entry(number).or_default().clone();
+        let mut chunk = open.lock();
         let full = self.full_len(number);
-        let mut partial = match std::mem::take(&mut chunk.state) {
-            ChunkState::Partial(partial) => partial,
-            ChunkState::Untouched => PartialChunk {
-                data: vec![0; full],
-                covered: Vec::new(),
-                memory: self.objects.budget.try_reserve(full as u64),
-            },
-            ChunkState::Stored(id) => {
-                chunk.state = ChunkState::Stored(id);
-                let stored = self.objects.runtime.block_on(self.objects.read_all(id, full as u64))?;
-                let mut data = stored.to_vec();
-                data.resize(full, 0);
-                PartialChunk { data, covered: std::iter::once(0..full).collect(), memory: None }
-            }
+        let mut partial = match chunk.take() {
+            Some(partial) => partial,
+            None => self.reopen(number, full)?,
         };
         partial.write(at, part);
         if partial.memory.is_none() && !partial.is_whole() {
             self.complete(number, &mut partial)?;
         }
-        chunk.state = match partial.is_whole() {
-            true => ChunkState::Stored(self.store_one(&partial.data)?),
-            false => ChunkState::Partial(partial),
-        };
+        if partial.is_whole() {
+            let id = self.store_one(&partial.data)?;
+            return self.settle(number, &open, &mut chunk, id);
+        }
+        *chunk = Some(partial);
         Ok(())
+    }
+
+    /// A chunk as it is before a part of it is written: as it was stored, or untouched.
+    fn reopen(&self, number: u64, full: usize) -> Result<PartialChunk> {
+        let stored = self.chunks.lock().stored.get(number);
+        Ok(match stored {
+            None => PartialChunk {
+                data: vec![0; full],
+                covered: Vec::new(),
+                memory: self.objects.budget.try_reserve(full as u64),
+            },
+            Some(id) => {
+                let mut data = self.read_stored(id, full)?;
+                data.resize(full, 0);
+                PartialChunk { data, covered: std::iter::once(0..full).collect(), memory: None }
+            }
+        })
+    }
+
+    fn read_stored(&self, id: ObjectId, full: usize) -> Result<Vec<u8>> {
+        let stored = self.objects.runtime.block_on(self.objects.read_all(id, full as u64))?;
+        Ok(stored.to_vec())
     }
 
     /// Fills what is missing of a chunk from the parent, or with zeros.
@@ -201,35 +225,37 @@ impl PositionalWriter {
 
     /// Completes the object and returns its id.
     pub fn finish(self) -> Result<ObjectId> {
-        let chunks = std::mem::take(&mut *self.chunks.lock());
-        let parent_len = self.parent.as_ref().map_or(0, ObjectReader::len);
-        let length = self.options.length.unwrap_or_else(|| parent_len.max(*self.extent.lock()));
-        let mut composer = Composer { writer: &self, entries: Vec::new(), end: 0, zeros: None };
-        for (number, chunk) in chunks {
-            let start = number * self.options.chunk_size as u64;
-            let state = std::mem::take(&mut chunk.lock().state);
-            let end = (start + self.options.chunk_size as u64).min(length);
-            let object = match state {
-                ChunkState::Untouched => continue,
-                ChunkState::Stored(object) => object,
-                ChunkState::Partial(mut partial) => {
-                    self.complete(number, &mut partial)?;
-                    partial.data.truncate((end - start) as usize);
-                    self.store_one(&partial.data)?
-                }
-            };
-            composer.fill(start)?;
-            composer.push(end - start, object);
-        }
-        composer.fill(length)?;
-        match composer.entries.as_slice() {
-            [] => self.store_one(&[]),
-            [only] => Ok(only.object),
-            entries => {
-                let options = &self.options.writer;
-                indirect::write(&self.objects, entries, options.prefix, options.metadata_compression)
+        let open = std::mem::take(&mut self.chunks.lock().open);
+        for (number, chunk) in open {
+            if let Some(mut partial) = chunk.lock().take() {
+                self.complete(number, &mut partial)?;
+                let id = self.store_one(&partial.data)?;
+                self.chunks.lock().stored.set(number, id)?;
             }
         }
+        let parent_len = self.parent.as_ref().map_or(0, ObjectReader::len);
+        let length = self.options.length.unwrap_or_else(|| parent_len.max(*self.extent.lock()));
+        let WriterOptions { prefix, metadata_compression, .. } = self.options.writer;
+        let index = IndexWriter::new(&self.objects, prefix, metadata_compression);
+        let mut composer = Composer { writer: &self, index, zeros: None };
+        for (number, stored) in self.chunks.lock().stored.iter() {
+            let start = number * self.options.chunk_size as u64;
+            let full = self.full_len(number);
+            // Only an object whose length was not known has a last chunk that is longer than what is there of it.
+            let wanted = length.saturating_sub(start).min(full as u64) as usize;
+            let object = match wanted < full {
+                true => {
+                    let data = self.read_stored(stored, full)?;
+                    self.store_one(&data[..wanted.min(data.len())])?
+                }
+                false => stored,
+            };
+            composer.fill(start)?;
+            composer.push(1, wanted as u64, object)?;
+        }
+        composer.fill(length)?;
+        let object = composer.index.into_object()?;
+        object.map_or_else(|| self.store_one(&[]), Ok)
     }
 }
 
@@ -259,28 +285,24 @@ impl PartialChunk {
     }
 }
 
-/// Puts the entries of the object together, in order.
+/// Puts the object together, in order.
 struct Composer<'a> {
     writer: &'a PositionalWriter,
-    entries: Vec<Entry>,
-    end: u64,
+    index: IndexWriter,
     /// A chunk of zeros that was stored before, and its length.
     zeros: Option<(u64, ObjectId)>,
 }
 
 impl Composer<'_> {
-    fn push(&mut self, length: u64, object: ObjectId) {
-        if length > 0 {
-            self.entries.push(Entry { start: self.end, length, object });
-            self.end += length;
-        }
+    fn push(&mut self, count: u64, length: u64, object: ObjectId) -> Result<()> {
+        if length > 0 { self.index.push(Run { count, length, object }) } else { Ok(()) }
     }
 
     /// Adds what nobody wrote, up to `until`.
     fn fill(&mut self, until: u64) -> Result<()> {
-        while self.end < until {
+        while self.index.end() < until {
             let parent = self.writer.parent.as_ref();
-            match parent.and_then(|parent| parent.layout().find(self.end).map(|place| (parent, place))) {
+            match parent.and_then(|parent| Some((parent, parent.layout().find(self.index.end())?))) {
                 Some((parent, place)) => self.take_from(parent, place, until)?,
                 None => self.add_zeros(until)?,
             }
@@ -291,23 +313,22 @@ impl Composer<'_> {
     /// Refers to a part of the parent if it is whole, else writes the bytes of it that are wanted.
     fn take_from(&mut self, parent: &ObjectReader, place: usize, until: u64) -> Result<()> {
         let entry = parent.layout().entries()[place];
-        if entry.start == self.end && entry.start + entry.length <= until {
-            self.push(entry.length, entry.object());
-            return Ok(());
+        let end = self.index.end();
+        if entry.start == end && entry.start + entry.length <= until {
+            return self.push(1, entry.length, entry.object());
         }
         let objects = &self.writer.objects;
         let data = objects.runtime.block_on(read_part(objects, parent.layout().id(), &entry))?;
         let wanted =
-            (self.end - entry.start) as usize..(until.min(entry.start + entry.length) - entry.start) as usize;
+            (end - entry.start) as usize..(until.min(entry.start + entry.length) - entry.start) as usize;
         let object = self.writer.store_one(&data[wanted.clone()])?;
-        self.push(wanted.len() as u64, object);
-        Ok(())
+        self.push(1, wanted.len() as u64, object)
     }
 
     fn add_zeros(&mut self, until: u64) -> Result<()> {
         let size = self.writer.options.chunk_size as u64;
-        let to_grid = size - self.end % size;
-        let length = to_grid.min(until - self.end);
+        let to_grid = size - self.index.end() % size;
+        let length = to_grid.min(until - self.index.end());
         let object = match self.zeros {
             Some((known, object)) if known == length => object,
             _ => self.writer.store_one(&vec![0; length as usize])?,
@@ -315,7 +336,6 @@ impl Composer<'_> {
         if length == size {
             self.zeros = Some((length, object));
         }
-        self.push(length, object);
-        Ok(())
+        self.push(1, length, object)
     }
 }

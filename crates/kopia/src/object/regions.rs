@@ -1,11 +1,14 @@
 //! Large objects: where they are cut is found out in order, their pieces are written by any number of threads.
 
-use super::indirect::{self, Entry};
+use super::indirect::check_size;
+use super::runs::{Run, Runs, object_of};
 use super::{ObjectId, Objects, WriterOptions};
 use crate::{Error, Result};
 use lifeboat_budget::Buffer;
 use lifeboat_primitives::splitter::{Splitter, SplitterAlgorithm, WINDOW};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Writes one object that several threads work on; the result is the same as if an
 /// [`ObjectWriter`](super::ObjectWriter) had been given all of its bytes in order.
@@ -24,8 +27,15 @@ pub struct RegionWriter {
 struct State {
     /// As it is behind the last piece.
     splitter: Splitter,
-    /// For each piece, once it is written, its length and object.
-    pieces: Vec<Option<(u64, ObjectId)>>,
+    /// How many pieces it was cut into so far, and how many bytes they have.
+    pieces: u64,
+    bytes: u64,
+    /// What is written without a gap.
+    written: Runs,
+    /// How many pieces that is.
+    complete: u64,
+    /// What is written behind a gap, by the number of its first piece: no more than is written at the same time.
+    ahead: BTreeMap<u64, Vec<Run>>,
     /// Whether the end of the object was seen.
     is_cut: bool,
 }
@@ -34,7 +44,7 @@ struct State {
 #[derive(Debug)]
 pub struct Pieces {
     /// The number of the first one.
-    first: usize,
+    first: u64,
     kind: Kind,
 }
 
@@ -43,7 +53,7 @@ enum Kind {
     /// Where in the region they end.
     Data(Vec<usize>),
     /// So many pieces of so many zeros.
-    Zeros { count: usize, length: usize },
+    Zeros { count: u64, length: usize },
 }
 
 impl Pieces {
@@ -51,13 +61,13 @@ impl Pieces {
     pub fn bytes(&self) -> u64 {
         match &self.kind {
             Kind::Data(ends) => ends.last().map_or(0, |end| *end as u64),
-            Kind::Zeros { count, length } => *count as u64 * *length as u64,
+            Kind::Zeros { count, length } => *count * *length as u64,
         }
     }
 
-    fn count(&self) -> usize {
+    fn count(&self) -> u64 {
         match &self.kind {
-            Kind::Data(ends) => ends.len(),
+            Kind::Data(ends) => ends.len() as u64,
             Kind::Zeros { count, .. } => *count,
         }
     }
@@ -66,7 +76,16 @@ impl Pieces {
 impl RegionWriter {
     pub(super) fn new(objects: Objects, options: WriterOptions) -> Self {
         let splitter = Splitter::new(options.splitter.unwrap_or(objects.splitter));
-        let state = State { splitter, pieces: Vec::new(), is_cut: false };
+        let written = Runs::new(&objects);
+        let state = State {
+            splitter,
+            pieces: 0,
+            bytes: 0,
+            written,
+            complete: 0,
+            ahead: BTreeMap::new(),
+            is_cut: false,
+        };
         RegionWriter { objects, options, state: Mutex::new(state) }
     }
 
@@ -92,7 +111,7 @@ impl RegionWriter {
             state.splitter = splitter.clone();
         }
         // An empty object is one empty piece.
-        if is_end && (at < region.len() || ends.is_empty() && state.pieces.is_empty()) {
+        if is_end && (at < region.len() || ends.is_empty() && state.pieces == 0) {
             ends.push(region.len());
         }
         if ends.is_empty() && !is_end {
@@ -107,73 +126,53 @@ impl RegionWriter {
     pub fn cut_zeros(&self, length: u64) -> Result<Pieces> {
         // A splitter that sees nothing but zeros cuts as soon as it may.
         let piece = self.splitter().min_size();
-        let count = if piece < WINDOW { 0 } else { (length / piece as u64) as usize };
+        let count = if piece < WINDOW { 0 } else { length / piece as u64 };
         self.state.lock().add(Kind::Zeros { count, length: piece }, false)
     }
 
     /// Writes the pieces that a region was cut into; the object keeps the region.
     pub fn write(&self, region: Buffer, pieces: &Pieces) -> Result<()> {
         let WriterOptions { prefix, compression, .. } = self.options;
-        match &pieces.kind {
+        let runs = match &pieces.kind {
             Kind::Data(ends) => {
                 let starts = std::iter::once(0).chain(ends.iter().copied());
                 let chunks: Vec<_> = starts.zip(ends).map(|(start, end)| start..*end).collect();
                 let ids = self.objects.write_chunks_of(region, &chunks, prefix, compression)?;
-                let mut state = self.state.lock();
-                let places = state.pieces.iter_mut().skip(pieces.first);
-                for ((place, chunk), id) in places.zip(chunks).zip(ids) {
-                    *place = Some((chunk.len() as u64, id));
-                }
+                let run = |(chunk, object): (&Range<usize>, _)| Run {
+                    count: 1,
+                    length: chunk.len() as u64,
+                    object,
+                };
+                chunks.iter().zip(ids).map(run).collect()
             }
-            Kind::Zeros { count: 0, .. } => {}
+            Kind::Zeros { count: 0, .. } => Vec::new(),
             Kind::Zeros { count, length } => {
                 let ids = self.objects.write_chunks(&[&vec![0; *length]], prefix, compression)?;
-                let zeros = ids.first().map(|id| (*length as u64, *id));
-                self.state
-                    .lock()
-                    .pieces
-                    .iter_mut()
-                    .skip(pieces.first)
-                    .take(*count)
-                    .for_each(|place| *place = zeros);
+                let run = |object| Run { count: *count, length: *length as u64, object };
+                ids.into_iter().map(run).collect()
             }
-        }
-        Ok(())
+        };
+        self.state.lock().note(pieces.first, runs)
     }
 
     /// The object as far as it is written without a gap, so that what was written so far can be found after a
     /// crash; `None` if nothing is. Writing goes on meanwhile.
     pub fn checkpoint(&self) -> Result<Option<ObjectId>> {
-        let entries = entries(self.state.lock().pieces.iter().map_while(|written| *written));
-        match entries.is_empty() {
-            true => Ok(None),
-            false => self.id_of(&entries).map(Some),
-        }
+        self.object()
     }
 
     /// The object's id. All of it must have been cut and written.
     pub fn finish(&self) -> Result<ObjectId> {
-        let entries = {
+        let (is_whole, complete) = {
             let state = self.state.lock();
-            let written: Vec<_> = state.pieces.iter().map_while(|written| *written).collect();
-            if !state.is_cut || written.len() < state.pieces.len() {
-                return Err(Error::Invalid(format!("piece {} of an object is missing", written.len())));
-            }
-            entries(written)
+            (state.is_cut && state.complete == state.pieces, state.complete)
         };
-        self.id_of(&entries)
+        let missing = || Error::Invalid(format!("piece {complete} of an object is missing"));
+        if is_whole { self.object()?.ok_or_else(missing) } else { Err(missing()) }
     }
 
-    fn id_of(&self, entries: &[Entry]) -> Result<ObjectId> {
-        match entries {
-            [only] => Ok(only.object),
-            entries => indirect::write(
-                &self.objects,
-                entries,
-                self.options.prefix,
-                self.options.metadata_compression,
-            ),
-        }
+    fn object(&self) -> Result<Option<ObjectId>> {
+        object_of(&self.objects, &self.options, |place| self.state.lock().written.some_from(place))
     }
 }
 
@@ -182,20 +181,25 @@ impl State {
         if self.is_cut {
             return Err(Error::Invalid("something follows the end of an object".to_owned()));
         }
-        let pieces = Pieces { first: self.pieces.len(), kind };
-        self.pieces.resize(self.pieces.len() + pieces.count(), None);
-        self.is_cut = is_end;
+        let pieces = Pieces { first: self.pieces, kind };
+        let count = self.pieces.saturating_add(pieces.count());
+        let bytes = self.bytes.saturating_add(pieces.bytes());
+        check_size(count, bytes)?;
+        (self.pieces, self.bytes, self.is_cut) = (count, bytes, is_end);
         Ok(pieces)
     }
-}
 
-/// An index of pieces that follow each other.
-fn entries(pieces: impl IntoIterator<Item = (u64, ObjectId)>) -> Vec<Entry> {
-    let mut start = 0;
-    let place = |(length, object)| {
-        let entry = Entry { start, length, object };
-        start += length;
-        entry
-    };
-    pieces.into_iter().map(place).collect()
+    /// Notes what the pieces from `first` on were written as, and what was only waiting for them.
+    fn note(&mut self, first: u64, runs: Vec<Run>) -> Result<()> {
+        if !runs.is_empty() {
+            self.ahead.insert(first, runs);
+        }
+        while let Some(runs) = self.ahead.remove(&self.complete) {
+            for run in runs {
+                self.complete += run.count;
+                self.written.push(run)?;
+            }
+        }
+        Ok(())
+    }
 }

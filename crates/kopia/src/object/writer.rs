@@ -1,6 +1,6 @@
 //! Writing an object from a stream of bytes.
 
-use super::indirect::{self, Entry};
+use super::runs::{Run, Runs, object_of};
 use super::{ObjectId, Objects};
 use crate::{Error, Result};
 use lifeboat_budget::Reservation;
@@ -40,7 +40,7 @@ pub struct ObjectWriter {
     spare: Vec<Buffer>,
     /// How many chunks are written at once.
     batch: usize,
-    entries: Vec<Entry>,
+    runs: Runs,
     length: u64,
     zeros: Option<ZeroChunk>,
 }
@@ -95,13 +95,13 @@ impl ObjectWriter {
         let splitter = Splitter::new(options.splitter.unwrap_or(objects.splitter));
         ObjectWriter {
             batch: objects.batch(),
+            runs: Runs::new(&objects),
             objects,
             options,
             splitter,
             partial: Buffer::default(),
             gathered: Vec::new(),
             spare: Vec::new(),
-            entries: Vec::new(),
             length: 0,
             zeros: None,
         }
@@ -227,16 +227,9 @@ impl ObjectWriter {
             }
         };
         self.zeros = Some(ZeroChunk { length, object });
-        for _ in 0..count {
-            self.push_entry(length as u64, object);
-        }
+        self.runs.push(Run { count, length: length as u64, object })?;
         self.length += length as u64 * count;
         Ok(())
-    }
-
-    fn push_entry(&mut self, length: u64, object: ObjectId) {
-        let start = self.entries.last().map_or(0, |last| last.start + last.length);
-        self.entries.push(Entry { start, length, object });
     }
 
     /// The partial chunk is whole.
@@ -276,7 +269,7 @@ impl ObjectWriter {
         let ids = self.objects.write_chunks(&chunks, self.options.prefix, self.options.compression)?;
         let lengths: Vec<u64> = chunks.iter().map(|chunk| chunk.len() as u64).collect();
         for (length, id) in lengths.into_iter().zip(ids) {
-            self.push_entry(length, id);
+            self.runs.push(Run { count: 1, length, object: id })?;
         }
         gathered.into_iter().for_each(|gathered| self.recycle(gathered.data));
         Ok(())
@@ -293,10 +286,7 @@ impl ObjectWriter {
     /// if there is no cut yet. Writing goes on afterwards.
     pub fn checkpoint(&mut self) -> Result<Option<ObjectId>> {
         self.write_gathered()?;
-        match self.entries.is_empty() {
-            true => Ok(None),
-            false => self.id_of_entries().map(Some),
-        }
+        self.object()
     }
 
     /// Writes what is left and returns the object's id.
@@ -309,18 +299,10 @@ impl ObjectWriter {
         } else {
             self.write_gathered()?;
         }
-        self.id_of_entries()
+        self.object()?.ok_or_else(|| Error::Worker("an object got no chunk".into()))
     }
 
-    fn id_of_entries(&self) -> Result<ObjectId> {
-        match self.entries.as_slice() {
-            [only] => Ok(only.object),
-            entries => indirect::write(
-                &self.objects,
-                entries,
-                self.options.prefix,
-                self.options.metadata_compression,
-            ),
-        }
+    fn object(&self) -> Result<Option<ObjectId>> {
+        object_of(&self.objects, &self.options, |place| self.runs.some_from(place))
     }
 }
