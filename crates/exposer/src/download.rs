@@ -1,7 +1,8 @@
 //! Making an empty volume that a hosting pod can fill, handing it to the claim that waits for it, and taking the rest away.
 //!
 //! From the moment all data is in it until its claim has it, the volume is kept by its reclaim policy: whatever is
-//! deleted, refused or killed on the way, the data stays and the next look goes on from there.
+//! deleted, refused or killed on the way, the data stays and the next look goes on from there. If the claim does not get it in
+//! time, the volume says of itself that it is kept, and whoever cleans up leaves it alone, whatever became of the operation.
 
 use crate::snapshot::{DELETE, RETAIN};
 use crate::step::{clean_in_order, forget, pod_at_last, remove, stranger};
@@ -20,6 +21,8 @@ use serde_json::{Map, Value, json};
 const BOUND: &str = "Bound";
 /// On a volume that is handed over: what its reclaim policy was.
 const FORMER_POLICY: &str = "lifeboat.io/former-reclaim-policy";
+/// On a volume that is kept: the claim that did not get it in time. It stays there when the volume leaves the ledger.
+const KEPT_FOR: &str = "lifeboat.io/kept-for";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
@@ -220,6 +223,27 @@ pub fn unclaimable(target: &Target, seen: &Seen) -> Option<String> {
     })
 }
 
+/// The claim that did not get this volume in time, if the volume is kept since.
+#[must_use]
+pub fn kept_for(volume: &PersistentVolume) -> Option<&str> {
+    volume.annotations().get(KEPT_FOR).map(String::as_str)
+}
+
+/// The next step towards a volume that says of itself that it is kept, so that nobody who cleans up has to know the operation.
+#[must_use]
+pub fn keep(operation: &Operation, target: &Target, seen: &Seen) -> Next {
+    match &seen.volume {
+        None => Next::Impossible("there is no volume to be kept".to_owned()),
+        Some(volume) if kept_for(volume).is_some() => Next::Done,
+        Some(volume) => {
+            let mut kept = held(operation, volume);
+            kept["metadata"]["annotations"][KEPT_FOR] =
+                format!("{}/{}", target.namespace, target.name).into();
+            change(volume, kept)
+        }
+    }
+}
+
 /// The next step towards the target having the volume.
 #[must_use]
 pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
@@ -232,16 +256,8 @@ pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
     let (Some(claim), Some(volume)) = (&seen.target, &seen.volume) else {
         return Next::Impossible("neither claim nor volume is there".to_owned());
     };
-    let change =
-        |change: Value| Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change));
-    let former = volume.annotations().get(FORMER_POLICY);
-    if former.is_none() && !claimed_by(volume, claim) {
-        let mut annotations = ledger::annotations(operation);
-        annotations.insert(FORMER_POLICY.to_owned(), policy(volume).unwrap_or(RETAIN).to_owned());
-        return change(json!({
-            "metadata": { "labels": ledger::labels(operation), "annotations": annotations },
-            "spec": { "persistentVolumeReclaimPolicy": RETAIN },
-        }));
+    if !is_marked(volume) && !claimed_by(volume, claim) {
+        return change(volume, held(operation, volume));
     }
     let ours = |metadata: &&ObjectMeta| ledger::serves(metadata, operation);
     if let Some(pod) = seen.pod.as_ref().map(|pod| &pod.metadata).filter(ours) {
@@ -251,7 +267,7 @@ pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
         return remove(ObjectKind::Claim, own);
     }
     if !claimed_by(volume, claim) {
-        return change(claimed(target, claim, volume));
+        return change(volume, claimed(target, claim, volume));
     }
     if volume_name(claim).is_none() {
         return Next::Do(Action::Patch(
@@ -273,7 +289,11 @@ pub fn hand_over(operation: &Operation, target: &Target, seen: &Seen) -> Next {
             "if that does not come about, look at the events of both and at the controller manager",
         );
     }
-    change(freed(former.map(String::as_str)))
+    change(volume, freed(former_policy(volume), None))
+}
+
+fn change(volume: &PersistentVolume, change: Value) -> Next {
+    Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change))
 }
 
 /// Whether the volume says that it belongs to this very claim.
@@ -296,6 +316,21 @@ fn bound(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
 
 fn policy(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref()?.persistent_volume_reclaim_policy.as_deref()
+}
+
+fn former_policy(volume: &PersistentVolume) -> Option<&str> {
+    volume.annotations().get(FORMER_POLICY).map(String::as_str)
+}
+
+/// Keeps the volume by its reclaim policy, notes what that was, and puts the volume into the ledger.
+fn held(operation: &Operation, volume: &PersistentVolume) -> Value {
+    let former = former_policy(volume).or(policy(volume)).unwrap_or(RETAIN);
+    let mut annotations = ledger::annotations(operation);
+    annotations.insert(FORMER_POLICY.to_owned(), former.to_owned());
+    json!({
+        "metadata": { "labels": ledger::labels(operation), "annotations": annotations },
+        "spec": { "persistentVolumeReclaimPolicy": RETAIN },
+    })
 }
 
 /// Makes the volume say that it belongs to the claim, and carry what the claim selects by. With the claim's UID the binding is
@@ -323,23 +358,37 @@ fn claimed(target: &Target, claim: &PersistentVolumeClaim, volume: &PersistentVo
     })
 }
 
-/// Gives the volume its own reclaim policy back and takes our marks off.
-fn freed(former: Option<&str>) -> Value {
+/// Gives the volume its own reclaim policy back and takes our marks off, but for that of one that is kept.
+fn freed(former: Option<&str>, kept_for: Option<&str>) -> Value {
     json!({
         "metadata": {
             "labels": { ledger::HOSTS: null },
-            "annotations": { ledger::OWNER: null, ledger::EXPIRES_AFTER: null, FORMER_POLICY: null },
+            "annotations": {
+                ledger::OWNER: null, ledger::EXPIRES_AFTER: null, FORMER_POLICY: null, KEPT_FOR: kept_for,
+            },
         },
         "spec": { "persistentVolumeReclaimPolicy": former.unwrap_or(RETAIN) },
     })
 }
 
-/// The next step towards nothing being left but a volume that its claim has.
+/// The next step towards nothing being left but a volume that its claim has, or that is kept.
 #[must_use]
 pub fn clean(operation: &Operation, seen: &Seen) -> Next {
     let ours = |metadata: &&ObjectMeta| ledger::serves(metadata, operation);
-    if let Some(step) = clean_pod_and_cache(operation, seen) {
+    let pod = (ObjectKind::Pod, seen.pod.as_ref().map(|pod| &pod.metadata));
+    let cache = (ObjectKind::Claim, seen.cache.as_ref().map(|cache| &cache.metadata));
+    let step = clean_in_order(operation, &[pod, cache]);
+    if step != Next::Done {
         return step;
+    }
+    let kept = seen.volume.as_ref().and_then(|volume| Some((volume, kept_for(volume)?)));
+    if let Some((volume, kept_for)) = kept {
+        // Before its claim goes, with which the storage would give it up.
+        if is_marked(volume) || policy(volume) != Some(RETAIN) {
+            return change(volume, freed(Some(RETAIN), Some(kept_for)));
+        }
+        let claim = (ObjectKind::Claim, seen.claim.as_ref().map(|claim| &claim.metadata));
+        return clean_in_order(operation, &[claim]);
     }
     if let Some(claim) = seen.claim.as_ref().map(|claim| &claim.metadata).filter(ours) {
         return drop_volume(operation, seen.volume.as_ref())
@@ -353,37 +402,14 @@ pub fn clean(operation: &Operation, seen: &Seen) -> Next {
                     && reference.name.as_ref() == Some(&operation.name)
             });
             // A volume that its claim never got is ours to remove; else its class decides.
-            let former = volume.annotations().get(FORMER_POLICY).map(String::as_str);
-            let former = if never_left { Some(DELETE) } else { former };
-            Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), freed(former)))
+            let former = if never_left { Some(DELETE) } else { former_policy(volume) };
+            change(volume, freed(former, None))
         }
         None => Next::Done,
     }
 }
 
-/// The next step towards nothing being left but the filled volume, which could not be handed over and stays whatever becomes of
-/// its claim.
-#[must_use]
-pub fn clean_but_keep(operation: &Operation, seen: &Seen) -> Next {
-    if let Some(step) = clean_pod_and_cache(operation, seen) {
-        return step;
-    }
-    // Before its claim goes, with which the storage would give it up.
-    let volume = seen.volume.as_ref();
-    if let Some(volume) = volume.filter(|volume| is_marked(volume) || policy(volume) != Some(RETAIN)) {
-        let change = freed(Some(RETAIN));
-        return Next::Do(Action::Patch(Object::of(ObjectKind::Volume, &volume.metadata), change));
-    }
-    clean_in_order(operation, &[(ObjectKind::Claim, seen.claim.as_ref().map(|claim| &claim.metadata))])
-}
-
-fn clean_pod_and_cache(operation: &Operation, seen: &Seen) -> Option<Next> {
-    let pod = (ObjectKind::Pod, seen.pod.as_ref().map(|pod| &pod.metadata));
-    let cache = (ObjectKind::Claim, seen.cache.as_ref().map(|cache| &cache.metadata));
-    Some(clean_in_order(operation, &[pod, cache])).filter(|next| *next != Next::Done)
-}
-
 /// Whether the volume is being handed over.
 fn is_marked(volume: &PersistentVolume) -> bool {
-    volume.annotations().contains_key(FORMER_POLICY)
+    former_policy(volume).is_some()
 }

@@ -8,9 +8,12 @@ mod pod_volumes;
 #[path = "convergence/world.rs"]
 mod world;
 
+use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use lifeboat_api::config::BackupPvc;
-use lifeboat_exposer::{HostedVolume, Kind, Next, ObjectKind, Placement, Surroundings, download, upload};
+use lifeboat_exposer::{
+    HostedVolume, Kind, Next, ObjectKind, Placement, Surroundings, download, ledger, upload,
+};
 use serde_json::{Value, json};
 use world::{
     Scenario, Wish, World, claims_go, deleted, explore, hosted, operation, pods_go, provision, shown,
@@ -95,7 +98,7 @@ impl Scenario for Upload {
             Wish::Expose | Wish::HandOver => {
                 upload::next(&operation, &Self::source(), &details, &Self::look(world))
             }
-            Wish::Clean | Wish::Keep => upload::clean(&operation, &Self::look(world)),
+            Wish::Clean | Wish::Keep | Wish::Kept => upload::clean(&operation, &Self::look(world)),
         }
     }
 
@@ -157,7 +160,7 @@ impl Scenario for Upload {
 
     fn check_end(&self, world: &World, wish: Wish) {
         match wish {
-            Wish::Clean | Wish::Keep => {
+            Wish::Clean | Wish::Keep | Wish::Kept => {
                 assert!(world.objects.is_empty(), "left behind:\n{}", shown(world));
                 assert!(!world.storage.values().any(|there| *there), "the storage keeps {:?}", world.storage);
             }
@@ -215,6 +218,24 @@ impl Download {
         }
     }
 
+    /// All that the sweeper sees, who knows neither the operation nor its target: what has the operation's name, and the volume
+    /// if the claim or the ledger has it.
+    fn look_without_operation(world: &World) -> download::Seen {
+        let mut seen = Self::look(world);
+        let claim_has_it = download::filled_volume(&seen).is_some();
+        let ledger_has_it =
+            |volume: &PersistentVolume| ledger::entry(&volume.metadata).is_some_and(|it| it.uid == "op-uid");
+        seen.volume = seen.volume.filter(|volume| claim_has_it || ledger_has_it(volume));
+        seen.target = None;
+        seen
+    }
+
+    /// The claim for which the volume is kept, if it is.
+    fn kept_for(world: &World) -> Option<String> {
+        let volume = world.get::<PersistentVolume>(ObjectKind::Volume, "", "pv")?;
+        download::kept_for(&volume).map(str::to_owned)
+    }
+
     fn target_lives(world: &World) -> bool {
         world.value(ObjectKind::Claim, "app", "data").is_some_and(|claim| !deleted(&claim))
     }
@@ -238,7 +259,8 @@ impl Scenario for Download {
             Wish::Expose => download::next(&operation, &Self::target(), &details, &seen),
             Wish::HandOver => download::hand_over(&operation, &Self::target(), &seen),
             Wish::Clean => download::clean(&operation, &seen),
-            Wish::Keep => download::clean_but_keep(&operation, &seen),
+            Wish::Keep => download::keep(&operation, &Self::target(), &seen),
+            Wish::Kept => download::clean(&operation, &Self::look_without_operation(world)),
         }
     }
 
@@ -306,15 +328,29 @@ impl Scenario for Download {
         if wish == Wish::HandOver && !over && !bound {
             next.push((world.clone(), Wish::Keep));
         }
+        // Whoever looks next tries to hand over first. The operation fails, and may be gone, once the volume is kept.
+        if wish == Wish::Keep {
+            next.push((world.clone(), Wish::HandOver));
+            if !bound && Self::kept_for(world).is_some() {
+                next.push((world.clone(), Wish::Kept));
+            }
+        }
         next
     }
 
     fn check(&self, world: &World, wish: Wish) {
-        if wish == Wish::HandOver && Self::target_lives(world) {
+        let wanted = matches!(wish, Wish::HandOver | Wish::Keep) && Self::target_lives(world);
+        if wanted || wish == Wish::Kept {
             assert!(world.storage["pv"], "restored data was lost:\n{}", shown(world));
         }
-        if wish == Wish::Keep {
-            assert!(world.storage["pv"], "data that was to be kept was lost:\n{}", shown(world));
+        if Self::kept_for(world).is_some() {
+            let volume = world.value(ObjectKind::Volume, "", "pv").unwrap();
+            assert_eq!(
+                volume["spec"]["persistentVolumeReclaimPolicy"],
+                "Retain",
+                "is not kept:\n{}",
+                shown(world)
+            );
         }
     }
 
@@ -330,22 +366,23 @@ impl Scenario for Download {
                 assert_eq!(volume["metadata"]["labels"], json!({ "velero.io/dynamic-pv-restore": "x" }));
                 assert_eq!(volume["metadata"]["annotations"], json!({}));
             }
-            Wish::Keep => {
+            Wish::Kept => {
                 nothing_hosts(world);
                 let volume = volume.unwrap();
                 assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain");
-                assert!(!volume.to_string().contains("lifeboat.io/"), "still marked:\n{}", shown(world));
+                assert_eq!(volume["metadata"]["annotations"], json!({ "lifeboat.io/kept-for": "app/data" }));
+                assert!(!volume.to_string().contains(ledger::HOSTS), "in the ledger:\n{}", shown(world));
             }
             Wish::Clean => {
                 nothing_hosts(world);
-                // What stays is the target's, or what its class keeps.
-                if let Some(volume) = volume {
+                // What stays is the target's, or what its class keeps, or what was kept before its claim was deleted.
+                if let Some(volume) = volume.filter(|_| Self::kept_for(world).is_none()) {
                     let bound = volume["spec"]["claimRef"]["name"] == "data";
                     assert!(bound, "left behind:\n{}", shown(world));
                     assert!(lives || self.policy == "Retain", "left behind:\n{}", shown(world));
                 }
             }
-            Wish::Expose | Wish::HandOver => {}
+            Wish::Expose | Wish::HandOver | Wish::Keep => {}
         }
     }
 }

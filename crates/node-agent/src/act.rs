@@ -79,13 +79,19 @@ fn action_name(action: Action) -> &'static str {
         Action::MarkCanceling => "canceling",
         Action::RecordResult => "record",
         Action::HandOver => "hand over",
+        Action::Keep => "keep",
         Action::Finish(_) => "finish",
         Action::CleanUp => "clean up",
         Action::RemoveFinalizer => "remove finalizer",
     }
 }
 
-async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action) -> Result<Turn<K>, Error> {
+async fn act<K: Exposed>(
+    agent: &Agent,
+    object: K,
+    mut seen: Look<K>,
+    action: Action,
+) -> Result<Turn<K>, Error> {
     match action {
         Action::Leave if object.phase().is_final() => {
             agent.forget(&object.uid().unwrap_or_default());
@@ -131,8 +137,9 @@ async fn act<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, action: Action
         }
         Action::RecordResult => record(agent, object, &seen).await,
         Action::HandOver => hand_over(agent, object, seen).await,
+        Action::Keep => keep(agent, object, seen).await,
         Action::Finish(phase) => finish(agent, object, seen, phase).await,
-        Action::CleanUp => match steps(agent, &object, seen.seen, K::clean).await? {
+        Action::CleanUp => match steps(agent, &object, &mut seen.seen, K::clean).await? {
             Ok(turn) => Ok(turn),
             Err(waiting) => {
                 tracing::debug!(name = object.name_any(), "waits for {}", waiting.for_what);
@@ -225,10 +232,7 @@ async fn expose<K: Exposed>(agent: &Agent, object: K, seen: Look<K>) -> Result<T
                     }
                 }
             }
-            Next::Wait(waiting) => {
-                explain(agent, &object, &waiting).await?;
-                return Ok(Turn::Later(pace(agent, &object)));
-            }
+            Next::Wait(waiting) => return wait_for(agent, &object, &waiting).await,
             Next::Done => return wait_for_pod(agent, &object, &seen).await,
             Next::Impossible(reason) => {
                 let seen = seen.broken(reason);
@@ -369,32 +373,57 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
 
 /// Gives a restored volume to its claim, as far as that gets on; if it does not, says so until its time is up.
 async fn hand_over<K: Exposed>(agent: &Agent, object: K, mut seen: Look<K>) -> Result<Turn<K>, Error> {
-    let waiting = match steps(agent, &object, seen.seen.take(), K::hand_over).await {
-        Ok(Ok(turn)) => return Ok(turn),
-        Ok(Err(waiting)) => waiting,
-        Err(kube::Error::Api(refusal)) => refused(&refusal),
-        Err(error) => return Err(error.into()),
+    let waiting = match steps_if_accepted(agent, &object, &mut seen.seen, K::hand_over).await? {
+        Ok(turn) => return Ok(turn),
+        Err(waiting) => waiting,
     };
     let seen = seen.halted(&waiting);
-    if let Action::Finish(phase) = decide(&seen.observation) {
-        return finish(agent, object, seen, phase).await;
+    match decide(&seen.observation) {
+        Action::Keep => keep(agent, object, seen).await,
+        Action::Finish(phase) => finish(agent, object, seen, phase).await,
+        _ => wait_for(agent, &object, &waiting).await,
     }
-    explain(agent, &object, &waiting).await?;
-    Ok(Turn::Later(pace(agent, &object)))
+}
+
+/// Has a volume say that it is kept. The operation does not end before, or its message would promise what nobody sees to.
+async fn keep<K: Exposed>(agent: &Agent, object: K, mut seen: Look<K>) -> Result<Turn<K>, Error> {
+    match steps_if_accepted(agent, &object, &mut seen.seen, K::keep).await? {
+        Ok(turn) => Ok(turn),
+        Err(waiting) => wait_for(agent, &object, &waiting).await,
+    }
+}
+
+/// Says what is waited for; another look comes soon if it is likely to come about soon.
+async fn wait_for<K: Exposed>(agent: &Agent, object: &K, waiting: &Waiting) -> Result<Turn<K>, Error> {
+    explain(agent, object, waiting).await?;
+    Ok(Turn::Later(pace(agent, object)))
+}
+
+/// The same as [`steps`]; that the cluster refuses one is something to wait for, too.
+async fn steps_if_accepted<K: Exposed>(
+    agent: &Agent,
+    object: &K,
+    hosting: &mut Option<K::Seen>,
+    next: impl Fn(&K, &K::Seen) -> Next,
+) -> Result<Result<Turn<K>, Waiting>, Error> {
+    match steps(agent, object, hosting, next).await {
+        Err(kube::Error::Api(refusal)) => Ok(Err(refused(&refusal))),
+        other => Ok(other?),
+    }
 }
 
 /// Takes the steps of the exposer after the data was moved, as far as they go; if not to their end, says what they wait for.
 async fn steps<K: Exposed>(
     agent: &Agent,
     object: &K,
-    hosting: Option<K::Seen>,
+    hosting: &mut Option<K::Seen>,
     next: impl Fn(&K, &K::Seen) -> Next,
 ) -> Result<Result<Turn<K>, Waiting>, kube::Error> {
-    let Some(mut hosting) = hosting else { return Ok(Ok(Turn::Later(SOON))) };
+    let Some(hosting) = hosting else { return Ok(Ok(Turn::Later(SOON))) };
     for _ in 0..STEPS {
-        match next(object, &hosting) {
+        match next(object, hosting) {
             Next::Do(step) => match perform(&agent.client, &step).await? {
-                Outcome::Done(after) => object.take_in(&mut hosting, after),
+                Outcome::Done(after) => object.take_in(hosting, after),
                 Outcome::Stale => return Ok(Ok(Turn::Again(object.clone()))),
             },
             Next::Wait(waiting) => return Ok(Err(waiting)),
@@ -416,8 +445,7 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
     let now = agent.now();
     let reference = object.object_ref(&());
     let canceled = phase == Phase::Canceled && !object.cancel();
-    let kept =
-        seen.observation.hand_over_overdue.then(|| object.note(notes::MOVED).map(str::to_owned)).flatten();
+    let kept = seen.observation.kept.then(|| object.note(notes::MOVED).map(str::to_owned)).flatten();
     let had_begun = object.status().is_some_and(|status| status.start_timestamp.is_some());
     let turn = change(agent, object, |it| {
         set_phase(it, phase);

@@ -79,6 +79,10 @@ pub(crate) trait Exposed: VolumeOperation {
     fn hand_over(&self, _: &Self::Seen) -> Next {
         Next::Done
     }
+    /// The next step towards a volume that says that it is kept, if it does not reach its claim in time.
+    fn keep(&self, _: &Self::Seen) -> Next {
+        Next::Done
+    }
     /// Why there is nobody to hand the volume to, if so.
     fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
         None
@@ -149,14 +153,15 @@ impl Exposed for DataDownload {
     }
 
     fn clean(&self, seen: &Self::Seen) -> Next {
-        match self.note(notes::KEPT) {
-            Some(_) => download::clean_but_keep(&self.operation(), seen),
-            None => download::clean(&self.operation(), seen),
-        }
+        download::clean(&self.operation(), seen)
     }
 
     fn hand_over(&self, seen: &Self::Seen) -> Next {
         download::hand_over(&self.operation(), &target(self), seen)
+    }
+
+    fn keep(&self, seen: &Self::Seen) -> Next {
+        download::keep(&self.operation(), &target(self), seen)
     }
 
     fn unclaimable(&self, seen: &Self::Seen) -> Option<String> {

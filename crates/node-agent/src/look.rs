@@ -115,6 +115,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         unclaimable: unclaimable.is_some(),
         // However late it is, what can be done is done: whether it does not get on is known only then.
         hand_over_overdue: false,
+        kept: seen.as_ref().filter(|_| moving).is_some_and(|seen| object.keep(seen) == Next::Done),
         not_yet: gate.waiting.is_some(),
         queue_full: ours && phase == Phase::New && agent.queue_full(),
         // Slots are a node's own: nobody else gives them away.

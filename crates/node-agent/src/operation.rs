@@ -19,7 +19,7 @@ pub(crate) mod notes {
     pub(crate) const MOVED: &str = "lifeboat.io/moved";
     /// When that was noted.
     pub(crate) const MOVED_AT: &str = "lifeboat.io/moved-at";
-    /// The volume with the restored data, which could not be handed over and stays when everything else is removed.
+    /// The volume with the restored data, which could not be handed over and says of itself that it is kept.
     pub(crate) const KEPT: &str = "lifeboat.io/kept-volume";
     /// How many movers were lost.
     pub(crate) const MOVERS_LOST: &str = "lifeboat.io/movers-lost";

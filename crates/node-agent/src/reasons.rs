@@ -20,7 +20,11 @@ pub(crate) fn running_pod<K: Exposed>(object: &K) -> String {
 /// Why an operation failed.
 pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -> String {
     if let Some(reason) = &seen.hopeless {
-        return reason.clone();
+        return if seen.observation.kept {
+            format!("{reason}. {}; delete it when nobody needs it any more", is_kept(object))
+        } else {
+            reason.clone()
+        };
     }
     if let Some(waited_for) = &seen.halted {
         return with_diagnosis(agent, object, not_handed_over(agent, object, waited_for)).await;
@@ -50,13 +54,17 @@ pub(crate) async fn why<K: Exposed>(agent: &Agent, object: &K, seen: &Look<K>) -
 /// What became of a volume that its claim did not get in time.
 fn not_handed_over<K: Exposed>(agent: &Agent, object: &K, waited_for: &str) -> String {
     let limit = resource_timeout(agent, object.operation_timeout());
-    let volume = object.note(notes::MOVED).unwrap_or_default();
     format!(
         "all data was restored, but its volume could not be handed over within {limit}: it still {WAITS} {waited_for}. \
-         The volume {volume} has all data and is kept, with the reclaim policy Retain: see to what was waited for, and if \
-         the claim gets the volume then, nothing is missing; otherwise delete the claim and restore again, and delete the \
-         volume when nobody needs it any more"
+         {}: see to what was waited for, and if the claim gets the volume then, nothing is missing; otherwise delete the \
+         claim and restore again, and delete the volume when nobody needs it any more",
+        is_kept(object)
     )
+}
+
+fn is_kept<K: Exposed>(object: &K) -> String {
+    let volume = object.note(notes::MOVED).unwrap_or_default();
+    format!("The volume {volume} has all data and is kept, with the reclaim policy Retain")
 }
 
 /// This, and what the hosting tells.

@@ -11,7 +11,7 @@ use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::v2alpha1::{DataDownload, DataUpload};
 use lifeboat_exposer::ledger::{Entry, HOSTS, entry};
 use lifeboat_exposer::snapshot::{VolumeSnapshot, VolumeSnapshotContent};
-use lifeboat_exposer::{Kind, Next, Operation, download, perform, pod_volume, upload};
+use lifeboat_exposer::{After, Kind, Next, Operation, Outcome, download, perform, pod_volume, upload};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -140,7 +140,19 @@ async fn remove(agent: &Agent, item: Item) -> Result<(), Error> {
             }
         };
         match next {
-            Next::Do(step) => drop(perform(&agent.client, &step).await?),
+            Next::Do(step) => {
+                // The only change of a volume that is kept takes it out of the ledger, so this is said once.
+                if let Outcome::Done(After::Volume(volume)) = perform(&agent.client, &step).await?
+                    && let Some(claim) = download::kept_for(&volume)
+                {
+                    let volume = volume.name_any();
+                    tracing::warn!(
+                        volume,
+                        claim,
+                        "a restored volume that its claim did not get in time is kept"
+                    );
+                }
+            }
             Next::Wait(_) | Next::Done | Next::Impossible(_) => return Ok(()),
         }
     }

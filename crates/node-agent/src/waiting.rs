@@ -58,7 +58,9 @@ pub(crate) async fn explain<K: Exposed>(agent: &Agent, object: &K, waiting: &Wai
     let shown = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let since = since(object).map_or_else(|| "now".to_owned(), shown);
     let until = match until(agent, object) {
-        Some(until) => format!("fails at {}", shown(until)),
+        Some(until) if until > agent.now() => format!("fails at {}", shown(until)),
+        // Before it fails, its volume has to say that it is kept.
+        Some(until) => format!("overdue since {}", shown(until)),
         None => "until it is canceled".to_owned(),
     };
     let text = format!("{WAITS} {} (since {since}, {until}): {}", waiting.for_what, waiting.advice);

@@ -26,6 +26,7 @@ fn new(kind: Kind, suitable: Suitable) -> Observation {
         handed_over: false,
         unclaimable: false,
         hand_over_overdue: false,
+        kept: false,
         not_yet: false,
         queue_full: false,
         slots_full: false,
@@ -56,8 +57,10 @@ fn act(seen: Observation, action: Action) -> Observation {
         Action::Start => after.phase = Phase::InProgress,
         Action::MarkCanceling => after.phase = Phase::Canceling,
         Action::RecordResult => after.moved = true,
+        Action::Keep => after.kept = true,
         Action::HandOver => {
             after.handed_over = true;
+            after.kept = false;
             after.hosting = Hosting::Absent;
         }
         Action::Finish(phase) => after.phase = phase,
@@ -188,6 +191,7 @@ fn what_was_moved_is_given_up_only_if_nobody_waits_for_it_or_it_does_not_get_the
         for state in reachable(kind).filter(|state| state.moved) {
             let hopeless = state.unclaimable || state.hand_over_overdue;
             let given_up = state.phase == Phase::Failed && hopeless && !state.handed_over;
+            assert!(!given_up || state.unclaimable || state.kept, "whoever cleans up removes it: {state:#?}");
             assert!(
                 given_up || matches!(state.phase, Phase::InProgress | Phase::Canceling | Phase::Completed),
                 "{state:#?}"

@@ -24,6 +24,8 @@ const IT: &str = "it";
 /// The node of pods whose volumes are moved.
 const HOME: &str = "node-a";
 const OTHER: &str = "node-b";
+/// On a volume that is kept: the claim that did not get it.
+const KEPT_FOR: &str = "lifeboat.io/kept-for";
 /// Every wait ends by then.
 const PATIENCE: Duration = Duration::from_secs(150);
 
@@ -116,6 +118,41 @@ impl Stage {
         assert!(self.api.patch("user", &self.it, &stop).is_ok(), "{}", self.cell);
     }
 
+    fn kill_agents(&mut self) {
+        self.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    }
+
+    fn start_agents(&mut self) {
+        self.agents.iter_mut().for_each(|(_, agent)| agent.start());
+    }
+
+    /// The time that a restored volume has to reach its claim is a second from now on.
+    fn make_impatient(&self) {
+        let soon = json!({ "spec": { "operationTimeout": "1s" } });
+        assert!(self.api.patch("user", &self.it, &soon).is_ok(), "{}", self.cell);
+    }
+
+    /// The volume that a restore fills.
+    fn volume(&self) -> Place {
+        let claim = self.api.get(&Place::new(CLAIMS, VELERO, IT)).unwrap();
+        Place::new(VOLUMES, "", text(&claim["spec"]["volumeName"]))
+    }
+
+    /// Whether a volume says that it is kept for the claim that waits for it.
+    fn is_kept(&self, volume: &Place) -> bool {
+        let found = self.api.get(volume);
+        found.is_some_and(|it| it["metadata"]["annotations"][KEPT_FOR] == format!("{SHOP}/{IT}"))
+    }
+
+    fn has_moved(&self) -> bool {
+        let it = self.api.get(&self.it);
+        it.is_some_and(|it| it["metadata"]["annotations"]["lifeboat.io/moved"].is_string())
+    }
+
+    fn message(&self) -> String {
+        self.api.get(&self.it).map(|it| text(&it["status"]["message"]).to_owned()).unwrap_or_default()
+    }
+
     async fn reach(&self, name: &str, kind: Kind, phase: Phase) -> Result<(), String> {
         let place = Place::new(&operations(kind), VELERO, name);
         let phase = if phase == Phase::New { Value::Null } else { phase.as_str().into() };
@@ -196,6 +233,17 @@ impl Stage {
         self.api.get(&self.it).filter(|it| phase(it).is_some_and(Phase::is_final))
     }
 
+    /// Waits until nothing is left of a restore but its volume, which has to have all data and to stay.
+    async fn check_kept(&self, volume: &Place) -> Result<(), String> {
+        let lost = format!("volume {} is lost", volume.name);
+        let alone = || self.world.leftovers().iter().all(|left| *left == lost);
+        self.until("nothing else is left", alone).await?;
+        let found = self.api.get(volume).ok_or("the volume was removed")?;
+        let filled = found["metadata"]["annotations"][FILLED_BY].is_string();
+        let stays = found["spec"]["persistentVolumeReclaimPolicy"] == "Retain" && self.is_kept(volume);
+        if filled && stays { Ok(()) } else { Err(format!("it is not kept with its data: {found}")) }
+    }
+
     async fn check(&self) -> Result<(), String> {
         self.until("all are over and held by nobody", || {
             Kind::ALL
@@ -249,7 +297,7 @@ async fn play(cell: Cell) -> Result<(), String> {
     stage.strike().await?;
     stage.release();
     let result = stage.check().await;
-    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    stage.kill_agents();
     result
 }
 
@@ -295,7 +343,7 @@ async fn an_operation_whose_pod_is_made_again_elsewhere_waits_for_a_slot_there_a
         stage.release();
         stage.check().await.unwrap();
         assert_eq!(node().as_deref(), Some(second));
-        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+        stage.kill_agents();
     }
 }
 
@@ -305,16 +353,16 @@ async fn a_mover_that_says_that_all_has_moved_is_believed_if_its_log_has_the_res
     for kind in Kind::ALL {
         let cell = Cell { kind, phase: Phase::InProgress, fault: Fault::AgentKill };
         let mut stage = Stage::set(cell).await.unwrap();
-        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+        stage.kill_agents();
         stage.world.turn(|weather| weather.ends_are_told = false);
         stage.release();
         let logged =
             || stage.world.hosting_pod(IT).is_some_and(|pod| pod["metadata"]["annotations"][LOG].is_string());
         stage.until("its log has the result", logged).await.unwrap();
         assert_eq!(stage.world.hosting_pod(IT).unwrap()["status"]["phase"], "Running");
-        stage.agents.iter_mut().for_each(|(_, agent)| agent.start());
+        stage.start_agents();
         stage.check().await.unwrap();
-        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+        stage.kill_agents();
     }
 }
 
@@ -337,7 +385,7 @@ async fn an_event_that_says_that_all_has_moved_counts_for_nothing_without_the_lo
     stage.reach(IT, cell.kind, Phase::InProgress).await.unwrap();
     stage.release();
     stage.check().await.unwrap();
-    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    stage.kill_agents();
 }
 
 /// Somebody deletes the claim of the volume that a restore fills: once it is filled there is nothing to hand over.
@@ -351,7 +399,7 @@ async fn a_restore_whose_volume_was_taken_away_says_so() {
     let it = stage.api.get(&stage.it).unwrap();
     assert!(text(&it["status"]["message"]).contains("is gone"), "{}", it["status"]);
     stage.until("nothing is left", || stage.world.leftovers().is_empty()).await.unwrap();
-    stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+    stage.kill_agents();
 }
 
 /// The volume controller does not bind what was restored, or the cluster does not let the claim have it.
@@ -360,8 +408,8 @@ async fn a_restored_volume_that_does_not_reach_its_claim_is_waited_for_with_word
     let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::AgentKill };
     for refused in [false, true] {
         let mut stage = Stage::set(cell).await.unwrap();
-        let hosting = stage.api.get(&Place::new(CLAIMS, VELERO, IT)).unwrap();
-        let name = text(&hosting["spec"]["volumeName"]);
+        let volume = stage.volume();
+        let name = &volume.name;
         let wanted = if refused {
             stage.api.forbid(Place::new(CLAIMS, SHOP, IT));
             "waits for the cluster to accept a change that is needed".to_owned()
@@ -370,39 +418,130 @@ async fn a_restored_volume_that_does_not_reach_its_claim_is_waited_for_with_word
             format!("waits for the volume {name} to be bound to the claim {SHOP}/{IT}")
         };
         stage.release();
-        let says = |words: &str| {
-            let it = stage.api.get(&stage.it);
-            it.is_some_and(|it| text(&it["status"]["message"]).contains(words))
-        };
-        stage.until("it says what it waits for", || says(&wanted)).await.unwrap();
+        stage.until("it says what it waits for", || stage.message().contains(&wanted)).await.unwrap();
         let said = stage.api.get(&stage.it).unwrap();
         assert_eq!(phase(&said), Some(Phase::InProgress));
         // It says so once, however often an agent looks at it, and whichever.
-        for (_, agent) in &mut stage.agents {
-            agent.kill();
-            agent.start();
-        }
+        stage.kill_agents();
+        stage.start_agents();
         let looks = || stage.api.requests().get("get /persistentvolumes").copied().unwrap_or(0);
         let before = looks();
         stage.until("it is looked at again", || looks() > before + 2).await.unwrap();
         assert_eq!(stage.api.get(&stage.it).unwrap(), said);
-        // It has waited for longer than this already.
-        let soon = json!({ "spec": { "operationTimeout": "1s" } });
-        stage.api.patch("user", &stage.it, &soon).unwrap();
+        stage.make_impatient();
         stage.reach(IT, cell.kind, Phase::Failed).await.unwrap();
-        let message = stage.ended().map(|it| text(&it["status"]["message"]).to_owned()).unwrap();
+        let message = stage.message();
         for words in [&wanted, "within 1s", &format!("volume {name} has all data and is kept"), "Retain"] {
             assert!(message.contains(words), "{words:?} is not said: {message}");
         }
         let held = || !stage.api.get(&stage.it).is_some_and(|it| it["metadata"]["finalizers"] == json!([]));
         stage.until("nobody holds it", || !held()).await.unwrap();
-        let volume = stage.api.get(&Place::new(VOLUMES, "", name)).unwrap();
-        assert_eq!(volume["metadata"]["annotations"][FILLED_BY], said["metadata"]["uid"], "{volume}");
-        assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain", "{volume}");
-        let but_this = |left: &String| *left != format!("volume {name} is lost");
-        assert_eq!(stage.world.leftovers().into_iter().find(but_this), None);
-        stage.agents.iter_mut().for_each(|(_, agent)| agent.kill());
+        stage.check_kept(&volume).await.unwrap();
+        stage.kill_agents();
     }
+}
+
+/// What happens while no agent is there, and the words with which the operation fails then, if it does.
+type Way = (fn(&Stage, &Place), Option<&'static str>);
+
+/// Agents end between marking a volume as kept and failing its operation. Whoever goes on goes by how things are then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_is_marked_as_kept_reaches_its_claim_after_all_or_stays_with_words_that_name_it() {
+    let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::AgentKill };
+    let nothing = |_: &Stage, _: &Place| {};
+    let claim_goes = |stage: &Stage, _: &Place| {
+        stage.api.delete("user", &Place::new(CLAIMS, SHOP, IT), &Value::Null).unwrap();
+    };
+    let binding_gets_on = |stage: &Stage, volume: &Place| {
+        stage.world.turn(|weather| weather.volumes_are_bound = true);
+        let touched = json!({ "metadata": { "annotations": { "model/touched": "true" } } });
+        stage.api.patch("user", volume, &touched).unwrap();
+    };
+    let ways: [Way; 3] = [
+        (nothing, Some("could not be handed over")),
+        (claim_goes, Some("was deleted while its data was restored")),
+        (binding_gets_on, None),
+    ];
+    for (meanwhile, fails_with) in ways {
+        let mut stage = Stage::set(cell).await.unwrap();
+        let volume = stage.volume();
+        stage.world.turn(|weather| weather.volumes_are_bound = false);
+        stage.release();
+        stage.until("all has moved", || stage.has_moved()).await.unwrap();
+        stage.api.forbid(stage.it.clone());
+        stage.make_impatient();
+        stage.until("the volume is marked", || stage.is_kept(&volume)).await.unwrap();
+        assert!(stage.ended().is_none());
+        stage.kill_agents();
+        meanwhile(&stage, &volume);
+        stage.start_agents();
+        stage.api.allow(&stage.it);
+        match fails_with {
+            Some(words) => {
+                stage.reach(IT, cell.kind, Phase::Failed).await.unwrap();
+                let kept = format!("volume {} has all data and is kept", volume.name);
+                for words in [words, &kept] {
+                    assert!(stage.message().contains(words), "{words:?} is not said: {}", stage.message());
+                }
+                stage.check_kept(&volume).await.unwrap();
+            }
+            None => {
+                stage.check().await.unwrap();
+                assert!(!stage.is_kept(&volume), "what its claim has is not kept for it any more");
+            }
+        }
+        stage.kill_agents();
+    }
+}
+
+/// A volume that cannot be marked would be removed by whoever cleans up, so nobody is told that it is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_volume_cannot_be_marked_as_kept_says_so_and_goes_on_when_it_can() {
+    let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::AgentKill };
+    let mut stage = Stage::set(cell).await.unwrap();
+    let volume = stage.volume();
+    stage.api.forbid(volume.clone());
+    stage.release();
+    stage.make_impatient();
+    let says = |words: &str| stage.message().contains(words);
+    let waits = || says("waits for the cluster to accept a change that is needed") && says("overdue since");
+    stage.until("it says what it waits for", waits).await.unwrap();
+    stage.reach(IT, cell.kind, Phase::InProgress).await.unwrap();
+    stage.api.allow(&volume);
+    stage.check().await.unwrap();
+    stage.kill_agents();
+}
+
+/// Somebody forces the finalizer off an operation whose volume is kept, or deletes it altogether, before it is cleaned up after.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_is_kept_outlives_its_operation_and_the_sweeper() {
+    let mut played = JoinSet::new();
+    for deleted in [false, true] {
+        played.spawn(async move {
+            let cell = Cell { kind: Kind::DataDownload, phase: Phase::InProgress, fault: Fault::AgentKill };
+            let mut stage = Stage::set(cell).await?;
+            let (volume, pod) = (stage.volume(), Place::new(PODS, VELERO, IT));
+            // As long as its pod does not go, it is not handed over, and not cleaned up after.
+            let held_by = |who: Value| json!({ "metadata": { "finalizers": who } });
+            stage.api.patch("user", &pod, &held_by(json!(["model/held"]))).unwrap();
+            stage.release();
+            stage.make_impatient();
+            stage.reach(IT, cell.kind, Phase::Failed).await?;
+            stage.kill_agents();
+            let left = stage.world.leftovers();
+            assert!(left.contains(&format!("{VOLUMES} {}", volume.name)), "not in the ledger: {left:?}");
+            stage.api.patch("user", &stage.it, &held_by(json!([]))).unwrap();
+            if deleted {
+                stage.api.delete("user", &stage.it, &Value::Null).unwrap();
+            }
+            stage.start_agents();
+            stage.api.patch("user", &pod, &held_by(json!([]))).unwrap();
+            let result = stage.check_kept(&volume).await;
+            stage.kill_agents();
+            result.map_err(|error| format!("operation deleted: {deleted}: {error}"))
+        });
+    }
+    assert_eq!(played.join_all().await, [Ok(()), Ok(())]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Scenario for PodVolume {
         };
         match wish {
             Wish::Expose | Wish::HandOver => pod_volume::next(&operation(self.kind), &details, &seen),
-            Wish::Clean | Wish::Keep => pod_volume::clean(&operation(self.kind), &seen),
+            Wish::Clean | Wish::Keep | Wish::Kept => pod_volume::clean(&operation(self.kind), &seen),
         }
     }
 
@@ -68,7 +68,9 @@ impl Scenario for PodVolume {
         let there = |kind, name| world.value(kind, "velero", name).is_some();
         let (pod, cache) = (there(ObjectKind::Pod, "op"), there(ObjectKind::Claim, "op-cache"));
         match wish {
-            Wish::Clean | Wish::Keep => assert!(!pod && !cache, "left behind:\n{}", shown(world)),
+            Wish::Clean | Wish::Keep | Wish::Kept => {
+                assert!(!pod && !cache, "left behind:\n{}", shown(world));
+            }
             Wish::Expose | Wish::HandOver => assert_eq!((pod, cache), (true, self.cache)),
         }
     }

@@ -149,8 +149,10 @@ pub(crate) enum Wish {
     Expose,
     HandOver,
     Clean,
-    /// Clean up after a volume that could not be handed over.
+    /// Keep a volume that could not be handed over.
     Keep,
+    /// Clean up after it was kept, whoever does that.
+    Kept,
 }
 
 /// A world, what the agents want, and what one of them is about to do after an earlier look.

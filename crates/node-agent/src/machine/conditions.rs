@@ -30,6 +30,8 @@ pub enum Condition {
     Unclaimable,
     /// A restored volume does not reach its claim in time.
     HandOverOverdue,
+    /// A restored volume does not say that it is kept.
+    NotKept,
     /// What it works on is not there yet.
     NotYet,
     /// Enough operations are being prepared.
@@ -82,6 +84,7 @@ impl Condition {
             Self::NotHandedOver => seen.kind == Kind::DataDownload && !seen.handed_over,
             Self::Unclaimable => seen.unclaimable,
             Self::HandOverOverdue => seen.hand_over_overdue,
+            Self::NotKept => !seen.kept,
             Self::NotYet => seen.not_yet,
             Self::QueueFull => seen.queue_full,
             Self::SlotsFull => seen.slots_full,
@@ -119,6 +122,7 @@ impl Condition {
             Self::NotHandedOver => "DataDownload, volume not with its claim",
             Self::Unclaimable => "its claim is gone or has another volume",
             Self::HandOverOverdue => "it gets no further, resource timeout passed",
+            Self::NotKept => "volume does not say that it is kept",
             Self::NotYet => "what it works on is not there yet",
             Self::QueueFull => "prepare queue full",
             Self::SlotsFull => "no free slot",

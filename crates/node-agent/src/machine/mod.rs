@@ -3,7 +3,8 @@
 //! The rules are one table ([`TABLE`]): the first row whose phase and conditions fit gives the action. An agent does that
 //! one thing and looks again. Two orders make this safe. A phase is written before what it means is relied on, and
 //! always against the version that was looked at, so that of two agents only one gets through. And what was moved is
-//! recorded before the pod that moved it is removed, an operation is final before its objects are, and its finalizer goes last.
+//! recorded before the pod that moved it is removed, a volume says that it is kept before its operation fails, an operation is
+//! final before its objects are removed, and its finalizer goes last.
 
 mod conditions;
 mod table;
@@ -45,6 +46,8 @@ pub struct Observation {
     pub unclaimable: bool,
     /// Whether a restored volume does not get on its way to its claim, and the time for that is up.
     pub hand_over_overdue: bool,
+    /// Whether a restored volume says of itself that it is kept, whatever becomes of the operation.
+    pub kept: bool,
     /// Whether what it works on is not there yet.
     pub not_yet: bool,
     /// Whether so many operations are being prepared that this one has to wait.
@@ -129,6 +132,8 @@ pub enum Action {
     RecordResult,
     /// Give the restored volume to the claim that waits for it.
     HandOver,
+    /// Have the restored volume, which does not reach its claim in time, say that it is kept.
+    Keep,
     /// End it in this phase; the message says why.
     Finish(Phase),
     /// Remove the hosting objects.

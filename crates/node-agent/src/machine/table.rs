@@ -60,6 +60,12 @@ pub static TABLE: &[Row] = &[
     ),
     row(
         MOVING,
+        &[Moved, NotHandedOver, HandOverOverdue, NotKept],
+        Action::Keep,
+        "the volume itself has to say so, or who cleans up after a lost operation would remove it",
+    ),
+    row(
+        MOVING,
         &[Moved, NotHandedOver, HandOverOverdue],
         Action::Finish(Failed),
         "its claim does not get the volume, which is kept",
@@ -158,6 +164,7 @@ fn action(action: Action) -> String {
         Action::MarkCanceling => "→ **Canceling**".into(),
         Action::RecordResult => "record the result".into(),
         Action::HandOver => "hand the volume over".into(),
+        Action::Keep => "mark the volume as kept".into(),
         Action::Finish(phase) => format!("→ **{phase}**"),
         Action::CleanUp => "remove hosting objects".into(),
         Action::RemoveFinalizer => "remove finalizer".into(),

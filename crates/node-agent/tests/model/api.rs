@@ -215,6 +215,11 @@ impl Api {
         self.forbidden.lock().insert(place);
     }
 
+    /// From now on agents may change this object again.
+    pub fn allow(&self, place: &Place) {
+        self.forbidden.lock().remove(place);
+    }
+
     /// Whether an agent may change this object.
     pub fn is_forbidden(&self, place: &Place) -> bool {
         self.forbidden.lock().contains(place)
