@@ -1,6 +1,9 @@
 //! Reading and writing at offsets, and telling zeros: what sources and targets share.
 
+use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, Result};
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 /// Fills `buffer` from `offset` on; returns how much there was before the end of the file.
@@ -15,6 +18,14 @@ pub(crate) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result
         }
     }
     Ok(filled)
+}
+
+/// Has the kernel read what is going to be read next, so that the disk works while the processors do. Memory that it
+/// has none for is not taken, and where it cannot be done, reading takes longer: nothing else depends on it.
+pub(crate) fn read_ahead(file: impl AsFd, range: Range<u64>) {
+    if let Some(length) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
+        let _ = fadvise(file, range.start, Some(length), Advice::WillNeed);
+    }
 }
 
 /// Whether all of `buffer` could be filled from `offset` on.

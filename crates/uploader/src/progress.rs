@@ -1,6 +1,7 @@
 //! Counters that only grow, and the switch that ends a run early.
 
 use lifeboat_repository::Repository;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -10,6 +11,26 @@ use tracing::warn;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a backup that is cancelled may take to write down how far it has come.
 const GRACE: Duration = Duration::from_millis(1500);
+/// How long that may then take to be saved: longer, since what is not saved was moved for nothing.
+const GRACE_TO_SAVE: Duration = Duration::from_secs(10);
+
+/// So many entries of a kind are remembered by name.
+const NAMED: usize = 10;
+
+/// Entries that are counted, the first of them by name.
+#[derive(Debug, Default)]
+struct Named {
+    count: AtomicU64,
+    first: Mutex<Vec<String>>,
+}
+
+impl Named {
+    fn add(&self, path: &str) {
+        if self.count.fetch_add(1, Ordering::Relaxed) < NAMED as u64 {
+            self.first.lock().push(path.trim_start_matches('/').to_owned());
+        }
+    }
+}
 
 /// Counters of a running backup or restore; shared with whoever shows them.
 #[derive(Debug, Default)]
@@ -26,8 +47,8 @@ pub struct Progress {
     excluded_files: AtomicU64,
     excluded_bytes: AtomicU64,
     excluded_directories: AtomicU64,
-    vanished: AtomicU64,
-    changed: AtomicU64,
+    vanished: Named,
+    changed: Named,
     estimated_files: AtomicU64,
     estimated_bytes: AtomicU64,
 }
@@ -91,11 +112,21 @@ impl Progress {
             excluded_files: get(&self.excluded_files),
             excluded_bytes: get(&self.excluded_bytes),
             excluded_directories: get(&self.excluded_directories),
-            vanished: get(&self.vanished),
-            changed: get(&self.changed),
+            vanished: get(&self.vanished.count),
+            changed: get(&self.changed.count),
             estimated_files: expected(&self.estimated_files, &self.files),
             estimated_bytes: expected(&self.estimated_bytes, &self.bytes),
         }
+    }
+
+    /// Of a backup: entries that were gone before they could be read, the first ten.
+    pub fn vanished_paths(&self) -> Vec<String> {
+        self.vanished.first.lock().clone()
+    }
+
+    /// Of a backup: files that were written to while they were read, the first ten.
+    pub fn changed_paths(&self) -> Vec<String> {
+        self.changed.first.lock().clone()
     }
 
     pub(crate) fn file_done(&self) {
@@ -168,12 +199,12 @@ impl Progress {
         add(if ignored { &self.ignored_errors } else { &self.errors }, 1);
     }
 
-    pub(crate) fn vanished(&self) {
-        add(&self.vanished, 1);
+    pub(crate) fn vanished(&self, path: &str) {
+        self.vanished.add(path);
     }
 
-    pub(crate) fn changed(&self) {
-        add(&self.changed, 1);
+    pub(crate) fn changed(&self, path: &str) {
+        self.changed.add(path);
     }
 }
 
@@ -212,6 +243,26 @@ impl Cancel {
         repository: &dyn Repository,
         work: impl FnOnce() -> crate::Result<T>,
     ) -> crate::Result<T> {
+        self.interrupting_writes_after(GRACE, repository, work)
+    }
+
+    /// Does `work`, which saves a snapshot and flushes the repository. A run that is to end waits seconds for that and not
+    /// for ever: then the result is [`crate::Error::Cancelled`], and the repository's writes stay
+    /// [interrupted](Repository::interrupt_writes).
+    pub fn interrupting_save<T>(
+        &self,
+        repository: &dyn Repository,
+        work: impl FnOnce() -> crate::Result<T>,
+    ) -> crate::Result<T> {
+        self.interrupting_writes_after(GRACE_TO_SAVE, repository, work)
+    }
+
+    fn interrupting_writes_after<T>(
+        &self,
+        grace: Duration,
+        repository: &dyn Repository,
+        work: impl FnOnce() -> crate::Result<T>,
+    ) -> crate::Result<T> {
         let interrupted = Cancel::default();
         let interrupt = || {
             warn!(
@@ -221,7 +272,7 @@ impl Cancel {
             repository.interrupt_writes();
             repository.interrupt_reads();
         };
-        let outcome = self.watching(GRACE, interrupt, work);
+        let outcome = self.watching(grace, interrupt, work);
         match interrupted.is_cancelled() {
             true => outcome.map_err(|_| crate::Error::Cancelled),
             false => outcome,

@@ -237,10 +237,7 @@ fn data_that_is_lost_is_read_again_although_the_file_is_as_it_was() {
     let grown = TreeSpec::small(19).grow(&place.source()).unwrap();
     write(place.source().join("large"), Random::new(1).bytes(20 << 20));
     let (first, _) = place.back_up();
-    let folders = fs::read_dir(place.path("repository")).unwrap().map(|entry| entry.unwrap().path());
-    for packs in folders.filter(|path| path.file_name().is_some_and(|name| name.as_bytes()[0] == b'p')) {
-        fs::remove_dir_all(packs).unwrap();
-    }
+    place.remove_packs_of_data();
     let (again, totals) = place.back_up();
     assert_eq!((totals.cached_files, totals.hashed_files), (0, (grown.files + grown.symlinks + 1) as u64));
     assert_eq!(root_object(&again), root_object(&first));

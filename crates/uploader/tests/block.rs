@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Opened, Place, root_object};
-use lifeboat_kopia::policy::{ActionCommand, Policy};
+use lifeboat_kopia::policy::{ActionCommand, CompressionPolicy, Policy};
 use lifeboat_kopia::snapshot::SnapshotManifest;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_testkit::tree::Random;
@@ -144,6 +144,59 @@ fn an_earlier_snapshot_of_something_else_is_not_relied_on() {
         assert_eq!(totals.hashed_bytes, SIZE);
         assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap());
     }
+}
+
+#[test]
+fn an_earlier_snapshot_that_has_lost_data_is_not_relied_on_and_what_it_lost_comes_back() {
+    let place = Place::new();
+    let path = place.path("image");
+    plant_image(&path);
+    let opened = place.open();
+    let (first, _) = back_up(&opened, &options(&place, &opened, &path));
+    drop(opened);
+    // The listing is in another pack: the snapshot can still be opened.
+    place.remove_packs_of_data();
+    let opened = place.open();
+    let mut incremental = options(&place, &opened, &path);
+    incremental.changes = Some((first, Vec::new()));
+    let (second, totals) = back_up(&opened, &incremental);
+    assert_eq!(totals.hashed_bytes, SIZE);
+    assert!(data_of(&opened, &second) == std::fs::read(&path).unwrap(), "the image is not the same");
+    place.kopia.verify_snapshots().unwrap();
+    place.kopia.verify_contents().unwrap();
+}
+
+/// A change of the policy, and whether the volume is compressed by it.
+type Rule = (fn(&mut CompressionPolicy), bool);
+
+#[test]
+fn the_policy_says_by_name_and_size_whether_a_volume_is_compressed() {
+    let place = Place::new();
+    let path = place.path("volume.img");
+    common::write(&path, "all the same ".repeat(1 << 18));
+    let rules: [Rule; 6] = [
+        (|_| {}, true),
+        (|rules| rules.min_size = 1 << 30, false),
+        (|rules| rules.max_size = 1 << 10, false),
+        (|rules| rules.never_compress = vec![".img".to_owned()], false),
+        (|rules| rules.only_compress = vec![".log".to_owned()], false),
+        (|rules| rules.only_compress = vec![".img".to_owned()], true),
+    ];
+    for (number, (rule, is_compressed)) in rules.into_iter().enumerate() {
+        // Other bytes each time: those that the repository has are not written again.
+        let file = File::options().write(true).open(&path).unwrap();
+        (0..4).for_each(|piece| file.write_all_at(&[number as u8 + 1], piece * MIB).unwrap());
+        let opened = place.open();
+        let mut options = options(&place, &opened, &path);
+        options.policy.compression.compressor = "zstd".to_owned();
+        rule(&mut options.policy.compression);
+        let (snapshot, _) = back_up(&opened, &options);
+        let object = opened.entries(root_object(&snapshot)).remove(0).object;
+        let compressed = opened.compressions(&object);
+        assert!(compressed.len() > 1 && compressed.iter().all(|id| (*id != 0) == is_compressed), "{number}");
+        assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap());
+    }
+    place.kopia.verify_snapshots().unwrap();
 }
 
 #[test]

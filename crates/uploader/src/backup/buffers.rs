@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 /// for sure, whatever is in them.
 const SMALL_FILE: usize = 2 << 20;
 /// A room holds several small files, or pieces of a large one, so that they can be hashed side by side.
-const ROOM: usize = 24 << 20;
+const ROOM: usize = 64 << 20;
 /// The longest piece of a large file with the default splitter.
 const LONGEST_PIECE: usize = 8 << 20;
 

@@ -4,7 +4,8 @@
 //! slots' order as JSON. Whoever brings the last result writes the listing and passes the directory's own entry on
 //! to the directory that it is in, up to the root.
 
-use super::files::{Batch, change_time, is_same_state};
+use super::entry::{change_time, is_same_state};
+use super::files::Batch;
 use super::large::Gathering;
 use super::log::Details;
 use super::parents::{ParentListing, extras_until};

@@ -1,17 +1,17 @@
 //! Files and links of a directory, many at a time: unchanged ones are taken over, small ones read and written
 //! together, large ones handed on.
 
-use super::directory::{Directory, DirectorySupply, Open, Part};
+use super::directory::{Directory, DirectorySupply, Open, Part, PreviousDir};
+use super::entry::{head_entry, is_same_state, is_unchanged, set_extras};
 use super::large::{Gathering, LargeFile, LargeSpec};
+use super::parents::ParentDir;
 use super::{Room, Run};
 use crate::compression::compressor_for;
 use crate::source::{Kind, SourceDir, changed, extras_of, extras_of_open, holes_of, is_sparse};
 use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_kopia::policy::Policy;
-use lifeboat_kopia::snapshot::{
-    DirEntry, EntryType, Extras, GoMode, Holes, PlainEntry, RawEntry, encode_entry, entry_time,
-};
+use lifeboat_kopia::snapshot::{DirEntry, Extras, Holes, RawEntry, encode_entry};
 use lifeboat_repository::{AccessMode, BackupMode, DataType, ObjectInBuffer, ObjectWriteOptions};
 use rustix::fs::{FileType, Stat};
 use std::ffi::{CStr, CString};
@@ -48,6 +48,26 @@ pub(super) struct Child {
     pub(super) previous: Vec<Option<Vec<u8>>>,
     /// When each parent was begun, if it has extras.
     pub(super) recorded: Vec<Option<Timestamp>>,
+}
+
+impl Child {
+    /// What the parents know about the directory: the first one's entry, and all of their listings.
+    pub(super) fn known_to_parents(&self) -> (Option<PreviousDir>, Vec<ParentDir>) {
+        let mut previous = None;
+        let mut parents: Vec<ParentDir> = Vec::new();
+        for (number, (json, recorded)) in self.previous.iter().zip(&self.recorded).enumerate() {
+            let Some(json) = json else { continue };
+            let Ok(entry) = RawEntry::new(json).parse() else { continue };
+            if parents.iter().any(|known| known.object == entry.object) {
+                continue;
+            }
+            parents.push(ParentDir { object: entry.object.clone(), recorded: *recorded });
+            if number == 0 {
+                previous = Some(PreviousDir { json: json.clone(), entry, recorded: *recorded });
+            }
+        }
+        (previous, parents)
+    }
 }
 
 impl DirectorySupply {
@@ -166,9 +186,14 @@ impl<'r, 'a> FileWork<'r, 'a> {
 
     /// Backs the batch up.
     pub(super) fn back_up(mut self, batch: &Batch, room: &mut Room) -> Result<()> {
+        let mut missing = Vec::new();
         for (number, item) in batch.items.iter().enumerate() {
             self.run.check()?;
             let outcome = match self.examine(batch, number, item, room) {
+                Err(error @ Error::File { .. }) if error.is_not_found() => {
+                    missing.push((item, error));
+                    Outcome::Absent
+                }
                 Err(error @ Error::File { .. }) => {
                     self.failed(batch, item, &error)?;
                     Outcome::Absent
@@ -180,17 +205,26 @@ impl<'r, 'a> FileWork<'r, 'a> {
             }
             self.outcomes.push(outcome);
         }
+        self.missing(batch, &missing)?;
         self.write(room)?;
         self.finish(batch)
     }
 
+    /// Sees what became of those that were not found: looked at together, since that takes another listing.
+    fn missing(&mut self, batch: &Batch, missing: &[(&Item, Error)]) -> Result<()> {
+        let names: Vec<_> = missing.iter().map(|(item, _)| (batch.name(item), item.kind)).collect();
+        for (gone, (item, error)) in self.directory.open.are_gone(&names).into_iter().zip(missing) {
+            match gone {
+                // That it is not in the snapshot is right.
+                true => self.run.vanished(&self.directory.join(batch.listed(item))),
+                false => self.failed(batch, item, error)?,
+            }
+        }
+        Ok(())
+    }
+
     fn failed(&mut self, batch: &Batch, item: &Item, error: &Error) -> Result<()> {
         let path = self.directory.join(batch.listed(item));
-        if error.is_not_found() {
-            // It was there a moment ago. That it is not in the snapshot is right.
-            self.run.vanished(&path);
-            return Ok(());
-        }
         let policy = self.policy_of(batch.listed(item));
         let ignored = policy.error_handling.ignore_file_errors.unwrap_or(false);
         self.run.entry_failed(&path, error, ignored)?;
@@ -535,83 +569,5 @@ impl<'r, 'a> FileWork<'r, 'a> {
             Some(gathering) => gathering.close(self.run, part),
             None => self.directory.complete(self.run, self.slot, part),
         }
-    }
-}
-
-/// Whether the parent's entry can be taken over as it is for a file that is listed under its own name.
-fn is_unchanged(
-    previous: &PlainEntry<'_>,
-    with_extras: bool,
-    stat: &Stat,
-    extras_until: Option<Timestamp>,
-) -> bool {
-    let (entry_type, size) = type_and_size(stat);
-    // A time that no listing can hold is not that of the entry.
-    let mtime = Timestamp::new(stat.st_mtime, i32::try_from(stat.st_mtime_nsec).unwrap_or(0));
-    let is_same = (&previous.entry_type, previous.size) == (&entry_type, size)
-        && mtime.is_ok_and(|mtime| mtime == previous.mtime)
-        && previous.mode == GoMode::from_unix(stat.st_mode)
-        && (previous.uid, previous.gid) == (stat.st_uid, stat.st_gid);
-    is_same
-        && match with_extras {
-            // Everything that changes extras changes this time as well, and nobody can set it.
-            true => extras_until.is_some_and(|until| change_time(stat) < until),
-            // Nothing follows the object.
-            false => previous.rest == b"}",
-        }
-}
-
-/// Whether something is, by Kopia's rule, still as it was. Special files are files without bytes, so that one that became
-/// another kind has the same data.
-pub(super) fn is_same_state(previous: &DirEntry, entry: &DirEntry) -> bool {
-    previous.entry_type == entry.entry_type
-        && previous.size == entry.size
-        && previous.file_time() == entry.file_time()
-        && previous.mode == entry.mode
-        && (previous.uid, previous.gid) == (entry.uid, entry.gid)
-}
-
-/// Sets the extras of an entry that may have a name or a time among them already.
-pub(super) fn set_extras(entry: &mut DirEntry, extras: Extras) {
-    let own = entry.extras.take().unwrap_or_default();
-    let extras = Extras { raw_name: own.raw_name, mtime: own.mtime, ..extras };
-    entry.extras = (!extras.is_empty()).then(|| Box::new(extras));
-}
-
-/// When anything about a file was last changed.
-pub(super) fn change_time(stat: &Stat) -> Timestamp {
-    entry_time(stat.st_ctime, u32::try_from(stat.st_ctime_nsec).unwrap_or(0))
-}
-
-/// The entry of something, without its object; `with_extras` allows a name and a time that Kopia cannot keep.
-pub(super) fn head_entry(name: &CStr, listed: &[u8], stat: &Stat, with_extras: bool) -> DirEntry {
-    let (entry_type, size) = type_and_size(stat);
-    let mut entry = DirEntry {
-        name: listed.to_vec().into(),
-        entry_type,
-        mode: GoMode::from_unix(stat.st_mode),
-        size,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        ..DirEntry::default()
-    };
-    entry.set_file_time(stat.st_mtime, u32::try_from(stat.st_mtime_nsec).unwrap_or(0));
-    if listed != name.to_bytes() {
-        entry.extras.get_or_insert_default().raw_name.0 = name.to_bytes().to_vec();
-    }
-    if !with_extras {
-        entry.extras = None;
-    }
-    entry
-}
-
-/// What something is in a listing, and its size there.
-fn type_and_size(stat: &Stat) -> (EntryType, u64) {
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    match Kind::of(FileType::from_raw_mode(stat.st_mode)) {
-        Kind::Directory => (EntryType::Directory, 0),
-        Kind::Symlink => (EntryType::Symlink, size),
-        Kind::File => (EntryType::File, size),
-        Kind::Special => (EntryType::File, 0),
     }
 }

@@ -3,7 +3,7 @@
 use super::Run;
 use super::directory::{Directory, Part};
 use super::schedule::Supply;
-use crate::io::read_at;
+use crate::io::{read_ahead, read_at};
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::DirEntry;
 use lifeboat_repository::{Id, ObjectWriteOptions, Pieces, RegionWriter};
@@ -281,6 +281,8 @@ impl LargeFile {
             let length = read_at(&self.spec.file, &mut room[..wanted], supply.at)
                 .map_err(|e| Error::file("read", &self.spec.path, e))?;
             let read_until = supply.at + length as u64;
+            // Not into a hole, which would be memory full of zeros.
+            read_ahead(&self.spec.file, read_until..(read_until + room.len() as u64).min(limit).min(hole));
             if length < wanted {
                 supply.size = read_until;
             }

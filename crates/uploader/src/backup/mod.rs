@@ -7,6 +7,7 @@
 mod buffers;
 mod checkpoint;
 mod directory;
+mod entry;
 mod estimate;
 mod files;
 mod large;
@@ -18,20 +19,21 @@ mod schedule;
 
 use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
-use crate::source::{Ignore, Names, SourceDir, Spelling, extras_of_open, is_cache};
+use crate::source::{Ignore, Kind, Names, SourceDir, Spelling, extras_of_open, is_cache};
 use crate::{Error, Result};
 use buffers::{Room, Rooms};
 use checkpoint::Finished;
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
+use entry::{head_entry, set_extras};
 use estimate::Estimate;
 pub use estimate::{Counted, estimate};
-use files::{Batch, Child, FileWork, head_entry};
+use files::{Batch, Child, FileWork};
 use jiff::Timestamp;
 use large::LargeFile;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::policy::{ActionsPolicy, PolicyTree};
 use lifeboat_kopia::snapshot::{
-    DirEntry, IncompleteReason, RawEntry, SnapshotManifest, SourceInfo, Stats, listed_name,
+    DirEntry, IncompleteReason, SnapshotManifest, SourceInfo, Stats, listed_name,
 };
 use lifeboat_repository::{ErrorKind, Id, ObjectWriteOptions, Repository, WholeObject};
 use links::Links;
@@ -413,7 +415,7 @@ impl Run<'_> {
                 part => directory.complete(self, slot, part?),
             };
         }
-        let (previous, parents) = known_to_parents(child);
+        let (previous, parents) = child.known_to_parents();
         let opened = directory.open.child(&child.name).and_then(|open| {
             let place = Place {
                 parent: Some((directory.clone(), slot)),
@@ -429,6 +431,9 @@ impl Run<'_> {
             }
             Ok(None) => excluded(),
             Err(error @ Error::File { .. }) if error.is_not_found() => {
+                if directory.open.are_gone(&[(&*child.name, Kind::Directory)]) == [false] {
+                    return failed(error);
+                }
                 self.vanished(&path);
                 directory.complete(self, slot, Part { same: false, ..Part::default() })
             }
@@ -478,7 +483,7 @@ impl Run<'_> {
                 Some(known) => known,
                 None => extras_of_open(open.fd.as_fd(), || open.path.clone(), &stat, self.device)?,
             };
-            files::set_extras(&mut entry, found);
+            set_extras(&mut entry, found);
         }
         let opened = parents.iter().map(|parent| ParentListing::open(self.repository, parent, own_clock));
         let parents: Vec<Option<ParentListing>> = opened.collect();
@@ -519,13 +524,13 @@ impl Run<'_> {
     /// An entry went away between being listed and being looked at.
     fn vanished(&self, path: &str) {
         info!(path, "vanished while the backup was running");
-        self.progress.vanished();
+        self.progress.vanished(path);
     }
 
     /// A file was written to while it was read.
     fn changed(&self, path: &str) {
-        warn!(path, "changed while it was being backed up");
-        self.progress.changed();
+        info!(path, "changed while it was being backed up");
+        self.progress.changed(path);
     }
 
     fn entry_failed(&self, path: &str, error: &Error, ignored: bool) -> Result<()> {
@@ -580,24 +585,6 @@ struct Place {
     path: String,
     /// Its name in the listing; of the root, in the file system.
     name: Vec<u8>,
-}
-
-/// What the parents know about a directory: the first one's entry, and all of their listings.
-fn known_to_parents(child: &Child) -> (Option<PreviousDir>, Vec<ParentDir>) {
-    let mut previous = None;
-    let mut parents: Vec<ParentDir> = Vec::new();
-    for (number, (json, recorded)) in child.previous.iter().zip(&child.recorded).enumerate() {
-        let Some(json) = json else { continue };
-        let Ok(entry) = RawEntry::new(json).parse() else { continue };
-        if parents.iter().any(|known| known.object == entry.object) {
-            continue;
-        }
-        parents.push(ParentDir { object: entry.object.clone(), recorded: *recorded });
-        if number == 0 {
-            previous = Some(PreviousDir { json: json.clone(), entry, recorded: *recorded });
-        }
-    }
-    (previous, parents)
 }
 
 struct StopOnPanic<'r, 'a>(&'r Run<'a>);

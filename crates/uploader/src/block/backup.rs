@@ -6,7 +6,8 @@
 
 use crate::actions::{self, Scope};
 use crate::backup::threads;
-use crate::io::{is_zero, read_at};
+use crate::compression::compressor_for;
+use crate::io::{is_zero, read_ahead, read_at};
 use crate::progress::{Cancel, Progress};
 use crate::single::{self, Single};
 use crate::{Error, Result};
@@ -44,7 +45,7 @@ pub struct BlockBackupOptions {
     /// Compression of data and metadata.
     pub policy: Policy,
     /// An earlier snapshot of the same device, and all ranges that changed since. Without them, or if the earlier
-    /// snapshot turns out not to be one of a device, everything is read.
+    /// snapshot turns out not to be one of a device, or not to be whole, everything is read.
     pub changes: Option<(SnapshotManifest, Vec<Range<u64>>)>,
     /// Free text.
     pub description: String,
@@ -82,6 +83,7 @@ pub fn back_up_block(
         Some((object, ranges)) => (Some(object), ranges),
         None => (None, std::iter::once(0..device.size).collect()),
     };
+    let name = options.path.file_name().unwrap_or_default().to_string_lossy();
     let write_options = ObjectWriteOptions {
         full_path: options.path.to_string_lossy().into_owned(),
         data_type: DataType::Data,
@@ -89,7 +91,7 @@ pub fn back_up_block(
         backup_mode: if incremental { BackupMode::Incremental } else { BackupMode::Full },
         parent,
         length: Some(device.size),
-        compressor: options.policy.compression.compressor.clone(),
+        compressor: compressor_for(&options.policy.compression, &name, device.size).to_owned(),
         ..ObjectWriteOptions::default()
     };
     let wanted: u64 = ranges.iter().map(|range| range.end - range.start).sum();
@@ -104,7 +106,8 @@ pub fn back_up_block(
     manifest(repository, options, start_time, &device, object)
 }
 
-/// The object of a snapshot of a device, and its length; `None`, with a warning, if it is not one.
+/// The object of a snapshot of a device, and its length; `None`, with a warning, if it is not one, or if any of its data
+/// is lost: that comes back when the device is read again.
 fn object_of(repository: &dyn Repository, snapshot: &SnapshotManifest) -> Option<(Id, u64)> {
     let find = || -> Result<Option<(Id, u64)>> {
         let Some(root) = snapshot.root_object() else { return Ok(None) };
@@ -112,13 +115,16 @@ fn object_of(repository: &dyn Repository, snapshot: &SnapshotManifest) -> Option
         let mut entries = DirEntries::new(root, listing);
         let (Some(first), None) = (entries.next().transpose()?, entries.next()) else { return Ok(None) };
         let object = Id::new(first.object);
+        if first.entry_type != EntryType::File || !repository.is_whole(&object)? {
+            return Ok(None);
+        }
         let length = repository.open_object(&object)?.length();
-        Ok((first.entry_type == EntryType::File).then_some((object, length)))
+        Ok(Some((object, length)))
     };
     match find() {
         Ok(Some(found)) => Some(found),
         Ok(None) => {
-            warn!(id = %snapshot.id, "the earlier snapshot is not one of a device; all of it is read");
+            warn!(id = %snapshot.id, "the earlier snapshot is not one of a device, or has lost data; all of the device is read");
             None
         }
         Err(error) => {
@@ -259,6 +265,10 @@ impl Run<'_> {
             let length = (piece.end - piece.start) as usize;
             let mut buffer = self.repository.take_buffer(length)?;
             self.device.read(buffer.as_mut(), piece.start)?;
+            // An image may have a hole there, which would be memory full of zeros.
+            if !self.device.is_file {
+                read_ahead(&self.device.file, pieces.lock().upcoming());
+            }
             let ranges = self.to_be_written(buffer.as_ref());
             self.writer.write_buffer_at(piece.start, buffer, &ranges)?;
             self.progress.hashed(length as u64);
@@ -284,6 +294,11 @@ struct Pieces {
 }
 
 impl Pieces {
+    /// What will be handed out next, as far as nothing lies between.
+    fn upcoming(&self) -> Range<u64> {
+        self.current.start..self.current.end.min(self.current.start.saturating_add(PIECE))
+    }
+
     fn next(&mut self, device: &Device, skip_holes: bool, progress: &Progress) -> Option<Range<u64>> {
         loop {
             if self.current.is_empty() {

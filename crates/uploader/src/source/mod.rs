@@ -2,6 +2,7 @@
 
 mod dir;
 mod extras;
+mod gone;
 mod ignore;
 mod names;
 mod wildcard;

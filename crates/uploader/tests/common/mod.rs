@@ -5,6 +5,7 @@ use lifeboat_blobs::{BlobStore, FsOptions, FsStore};
 use lifeboat_budget::Budget;
 use lifeboat_kopia::content::ClientIdentity;
 use lifeboat_kopia::format::Password;
+use lifeboat_kopia::object::ObjectLayout;
 use lifeboat_kopia::policy::PolicySet;
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use lifeboat_kopia::snapshot::{DirEntries, DirEntry, SnapshotManifest, SourceInfo};
@@ -15,6 +16,7 @@ use lifeboat_uploader::{
     BackupOptions, Cancel, LogDetails, Progress, Totals, apply_retention, back_up, find_parents,
     save_snapshot,
 };
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
@@ -67,6 +69,14 @@ impl Place {
 
     pub fn source_info(&self) -> SourceInfo {
         SourceInfo::new("u", "h", self.source().to_str().unwrap())
+    }
+
+    /// Loses all data; listings and manifests are in other packs.
+    pub fn remove_packs_of_data(&self) {
+        let folders = std::fs::read_dir(self.path("repository")).unwrap().map(|entry| entry.unwrap().path());
+        for packs in folders.filter(|path| path.file_name().is_some_and(|name| name.as_bytes()[0] == b'p')) {
+            std::fs::remove_dir_all(packs).unwrap();
+        }
     }
 
     pub fn open(&self) -> Opened<'_> {
@@ -146,6 +156,14 @@ impl Opened<'_> {
     pub fn entries(&self, object: &str) -> Vec<DirEntry> {
         let reader = self.interface.open_object(&Id::new(object)).unwrap();
         DirEntries::new(object, reader).map(Result::unwrap).collect()
+    }
+
+    /// How each content of the data of an object is compressed: 0 is not at all.
+    pub fn compressions(&self, object: &str) -> Vec<u32> {
+        let load = ObjectLayout::load(self.inner.objects(), object.parse().unwrap());
+        let layout = self.place.runtime.block_on(load).unwrap();
+        let entries = layout.entries().iter().map(|entry| self.inner.contents().lookup(&entry.content));
+        entries.map(|entry| entry.unwrap().unwrap().compression).collect()
     }
 
     /// The entry at a path below the root of a snapshot; its elements are names in listings.
