@@ -42,6 +42,11 @@ impl Attributes {
         self.extras.as_ref().is_some_and(|extras| extras.hard_link.is_some())
     }
 
+    /// A program that runs as its owner must not do so for somebody else.
+    fn mode_for(&self, is_owner: bool) -> u32 {
+        if is_owner { self.mode } else { self.mode & !SET_ID }
+    }
+
     fn times(&self) -> Timestamps {
         let time = Timespec { tv_sec: self.time.seconds, tv_nsec: self.time.nanoseconds.into() };
         Timestamps { last_access: time, last_modification: time }
@@ -71,6 +76,25 @@ pub(super) enum On<'a> {
     Named { directory: BorrowedFd<'a>, name: &'a CStr, is_link: bool },
 }
 
+/// An extended attribute that the file system has no room for.
+#[derive(Debug)]
+pub(super) struct Misfit {
+    name: String,
+    length: usize,
+    error: Errno,
+}
+
+impl From<Misfit> for std::io::Error {
+    /// Not as the number alone: one attribute that does not fit tells nothing about the room for files.
+    fn from(misfit: Misfit) -> Self {
+        let Misfit { name, length, error } = misfit;
+        std::io::Error::other(format!(
+            "the extended attribute {name} of {length} bytes does not fit: {error}; all else was set, restore to a \
+             file system that has room for it, or without extended attributes"
+        ))
+    }
+}
+
 /// What is known of a file before its attributes are set.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Before {
@@ -88,18 +112,30 @@ impl Keep {
     }
 
     /// Sets what differs. The order matters: a change of owner clears set-id bits and capabilities, one of the mode
-    /// changes access control lists, and everything that writes changes the time.
-    pub(super) fn apply(&self, attributes: &Attributes, on: On<'_>, before: Before) -> Result<()> {
+    /// changes access control lists, and everything that writes changes the time. What does not fit keeps nothing else
+    /// from being set; the first of it is told.
+    pub(super) fn apply(
+        &self,
+        attributes: &Attributes,
+        on: On<'_>,
+        before: Before,
+    ) -> Result<Option<Misfit>> {
         let mut given = match before {
             Before::New(given) => given,
             Before::Old => on.stat()?,
         };
         let extras = attributes.extras.as_deref().filter(|_| self.extras);
-        if matches!(before, Before::Old) && self.extras && self.extras_are_complete {
-            self.remove_others(extras, on)?;
+        let mut misfit = None;
+        if matches!(before, Before::Old) || given.acl {
+            for name in self.others(extras, on)? {
+                match on.remove_xattr(&name) {
+                    Err(Errno::NODATA) => {}
+                    outcome => self.tolerate(outcome)?,
+                }
+            }
         }
         if let Some(extras) = extras {
-            self.set_xattrs(extras, on, false)?;
+            misfit = self.set_xattrs(extras, on, false)?;
         }
         let owner = (attributes.uid, attributes.gid);
         if self.owner && (given.uid, given.gid) != owner {
@@ -111,47 +147,71 @@ impl Keep {
             }
         }
         if self.permissions && !matches!(on, On::Named { is_link: true, .. }) {
-            let is_owner = (given.uid, given.gid) == owner || on.is_directory();
-            // A program that runs as its owner must not do so for somebody else.
-            let mode = if is_owner { attributes.mode } else { attributes.mode & !SET_ID };
+            let mode = attributes.mode_for((given.uid, given.gid) == owner || on.is_directory());
             if given.mode != mode {
                 self.tolerate(on.set_mode(mode))?;
             }
         }
         if let Some(extras) = extras {
-            self.set_xattrs(extras, on, true)?;
+            misfit = misfit.or(self.set_xattrs(extras, on, true)?);
         }
         if self.times {
             self.tolerate(on.set_times(&attributes.times()))?;
         }
-        Ok(())
+        Ok(misfit)
     }
 
-    fn set_xattrs(&self, extras: &Extras, on: On<'_>, late: bool) -> Result<()> {
-        for (name, value) in &extras.xattrs {
-            if LATE.contains(&&name.0[..]) == late {
-                let name = CString::new(&name.0[..]).map_err(|_| Errno::INVAL)?;
-                self.tolerate(on.set_xattr(&name, &value.0))?;
+    /// Whether a file that is there has these attributes, beside its time and what it cannot be given anyway.
+    pub(super) fn are_set(&self, attributes: &Attributes, on: On<'_>) -> Result<bool> {
+        let given = on.stat()?;
+        let is_root = rustix::process::geteuid().is_root();
+        let is_owner = (given.uid, given.gid) == (attributes.uid, attributes.gid);
+        // Nobody but root gives files away.
+        let has_owner = is_owner || !self.owner || !is_root;
+        let has_mode = !self.permissions || given.mode == attributes.mode_for(is_owner);
+        let extras = attributes.extras.as_deref().filter(|_| self.extras);
+        let lacks = |name: &[u8], value: &[u8]| -> Result<bool> {
+            let name_there = CString::new(name).map_err(|_| Errno::INVAL)?;
+            Ok(match on.xattr(&name_there, value.len()) {
+                Ok(found) => found != value,
+                Err(Errno::NODATA) => is_root || is_owners(name),
+                Err(error) => error == Errno::RANGE,
+            })
+        };
+        for (name, value) in extras.iter().flat_map(|extras| &extras.xattrs) {
+            if lacks(&name.0, &value.0)? {
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(has_owner && has_mode && self.others(extras, on)?.is_empty())
     }
 
-    /// Removes extended attributes that the entry does not have.
-    fn remove_others(&self, extras: Option<&Extras>, on: On<'_>) -> Result<()> {
-        let Ok(names) = on.xattrs() else { return Ok(()) };
-        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            let is_ours = name.starts_with(b"user.") || LATE.contains(&name);
-            let is_wanted = extras.is_some_and(|extras| extras.xattrs.keys().any(|key| key.0 == name));
-            if is_ours && !is_wanted {
-                let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-                match on.remove_xattr(&name) {
-                    Err(Errno::NODATA) => {}
-                    outcome => self.tolerate(outcome)?,
+    fn set_xattrs(&self, extras: &Extras, on: On<'_>, late: bool) -> Result<Option<Misfit>> {
+        let mut misfit = None;
+        for (name, value) in extras.xattrs.iter().filter(|(name, _)| LATE.contains(&&name.0[..]) == late) {
+            let name = CString::new(&name.0[..]).map_err(|_| Errno::INVAL)?;
+            match on.set_xattr(&name, &value.0) {
+                Err(error @ (Errno::NOSPC | Errno::TOOBIG | Errno::RANGE)) => {
+                    let (name, length) = (name.to_string_lossy().into_owned(), value.0.len());
+                    misfit.get_or_insert(Misfit { name, length, error });
                 }
+                outcome => self.tolerate(outcome)?,
             }
         }
-        Ok(())
+        Ok(misfit)
+    }
+
+    /// Extended attributes that a file has and its entry is known not to have.
+    fn others(&self, extras: Option<&Extras>, on: On<'_>) -> Result<Vec<CString>> {
+        if !self.extras || !self.extras_are_complete {
+            return Ok(Vec::new());
+        }
+        let names = on.xattrs().unwrap_or_default();
+        let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        let is_wanted =
+            |name: &[u8]| extras.is_some_and(|extras| extras.xattrs.keys().any(|key| key.0 == name));
+        let is_other = |name: &&[u8]| (is_owners(name) || LATE.contains(name)) && !is_wanted(name);
+        names.filter(is_other).map(|name| CString::new(name).map_err(|_| Errno::INVAL)).collect()
     }
 
     /// Counts what may fail, if it may.
@@ -164,6 +224,11 @@ impl Keep {
             outcome => outcome,
         }
     }
+}
+
+/// Whether an extended attribute is one that the owner of a file may set.
+fn is_owners(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
 }
 
 impl On<'_> {
@@ -223,6 +288,18 @@ impl On<'_> {
                 rustix::fs::lsetxattr(self.proc_path(), attribute, value, XattrFlags::empty())
             }
         }
+    }
+
+    /// The value of an extended attribute that is no longer than `length`.
+    fn xattr(&self, attribute: &CStr, length: usize) -> Result<Vec<u8>> {
+        // Without any room, only the length would be told.
+        let mut value = vec![0; length + 1];
+        let length = match self {
+            On::Open(fd) => rustix::fs::fgetxattr(fd, attribute, &mut value[..])?,
+            On::Named { .. } => rustix::fs::lgetxattr(self.proc_path(), attribute, &mut value[..])?,
+        };
+        value.truncate(length);
+        Ok(value)
     }
 
     fn remove_xattr(&self, attribute: &CStr) -> Result<()> {

@@ -257,10 +257,8 @@ impl<'a> File<'a> {
     }
 
     fn set_attributes(&self, fd: &OwnedFd, before: Before) -> Result<()> {
-        self.run
-            .keep
-            .apply(&self.attributes, On::Open(fd.as_fd()), before)
-            .map_err(|e| self.directory.failed("set the attributes of", &self.name, e))
+        let on = On::Open(fd.as_fd());
+        self.run.set_attributes(&self.directory, Some(&self.name), &self.attributes, on, before)
     }
 
     fn write(&self, fd: &OwnedFd, bytes: &[u8], offset: u64) -> Result<()> {

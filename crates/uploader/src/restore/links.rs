@@ -100,9 +100,7 @@ pub(super) fn set_attributes(
     attributes: &Attributes,
 ) -> Result<()> {
     let fd = directory.open(name, OFlags::RDONLY)?;
-    run.keep
-        .apply(attributes, On::Open(fd.as_fd()), Before::Old)
-        .map_err(|e| directory.failed("set the attributes of", name, e))
+    run.set_attributes(directory, Some(name), attributes, On::Open(fd.as_fd()), Before::Old)
 }
 
 /// Makes a device, pipe or socket.
@@ -154,9 +152,12 @@ fn set_new(
     let Some(stat) = directory.stat(name)? else {
         return Err(directory.failed("examine", name, Errno::NOENT));
     };
-    run.keep
-        .apply(attributes, on, Before::New(Given::of(&stat)))
-        .map_err(|e| directory.failed("set the attributes of", name, e))?;
+    let given = match on {
+        On::Named { is_link: false, .. } => Given::by(directory.fd()?, &stat),
+        // Links have no access control lists.
+        _ => Given::of(&stat),
+    };
+    run.set_attributes(directory, Some(name), attributes, on, Before::New(given))?;
     run.progress.file_done();
     Ok(())
 }

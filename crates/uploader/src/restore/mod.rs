@@ -299,8 +299,12 @@ impl<'a> Run<'a> {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
+    /// An entry failed; if all others would, too, that ends the restore.
     fn entry_failed(&self, directory: &Directory, name: &CStr, error: Error) {
-        self.failed(directory.relative_to(name), error);
+        match is_fatal(&error) {
+            true => self.stop_with(error),
+            false => self.failed(directory.relative_to(name), error),
+        }
     }
 
     fn failed(&self, path: PathBuf, error: Error) {
@@ -327,13 +331,13 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         if let Some(attributes) = &directory.attributes {
-            let failed = |e| Error::file("set the attributes of", &directory.path(), e);
             let fd = directory.fd()?;
+            let stat = rustix::fs::fstat(&fd).map_err(|e| Error::file("examine", &directory.path(), e))?;
             let before = match directory.existed {
                 true => Before::Old,
-                false => Before::New(Given::of(&rustix::fs::fstat(&fd).map_err(failed)?)),
+                false => Before::New(Given::by(&fd, &stat)),
             };
-            self.keep.apply(attributes, On::Open(fd.as_fd()), before).map_err(failed)?;
+            self.set_attributes(directory, None, attributes, On::Open(fd.as_fd()), before)?;
         }
         if let Some((parent, name)) = directory.place()
             && parent.existed
@@ -342,6 +346,27 @@ impl<'a> Run<'a> {
             shallow::forget(parent, name)?;
         }
         self.progress.directory_done();
+        Ok(())
+    }
+
+    /// Sets the attributes of a directory, or of an entry in it. If one of them does not fit that is a failure of the
+    /// entry, whose bytes and other attributes are there all the same.
+    fn set_attributes(
+        &self,
+        directory: &Directory,
+        name: Option<&CStr>,
+        attributes: &Attributes,
+        on: On<'_>,
+        before: Before,
+    ) -> Result<()> {
+        let failed = |error: std::io::Error| {
+            let path = name.map_or_else(|| directory.path(), |name| directory.join(name));
+            Error::file("set the attributes of", &path, error)
+        };
+        if let Some(misfit) = self.keep.apply(attributes, on, before).map_err(|e| failed(e.into()))? {
+            let path = name.map_or_else(|| directory.relative(), |name| directory.relative_to(name));
+            self.failed(path, failed(misfit.into()));
+        }
         Ok(())
     }
 

@@ -1,17 +1,19 @@
 //! What happens to what is there already.
 
-use super::Run;
-use super::attributes::Attributes;
+use super::attributes::{Attributes, On};
 use super::files::How;
 use super::target::{Directory, SAFE};
+use super::{PathFilter, Run};
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::EntryType;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// What is done with a file or link of the target that the snapshot has, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,8 +43,8 @@ impl Existing {
 pub(super) enum Decision {
     /// It is restored.
     Restore(How),
-    /// Its bytes are there; its attributes are set.
-    AttributesOnly,
+    /// Its bytes are there; its attributes are set, unless they are, too.
+    There { has_attributes: bool },
     /// Nothing.
     Skip,
 }
@@ -76,28 +78,37 @@ pub(super) fn decide(
         if !run.options.delete_extra {
             return Err(directory.failed("replace", name, Errno::ISDIR));
         }
-        run.tally.deleted(
-            remove(directory.fd()?.as_fd(), name, 0)
-                .map_err(|e| Error::file("remove", &directory.join(name), e))?,
-        );
-        return Ok(CREATE);
+        return match remove_entry(run, directory, name)? {
+            true => Ok(CREATE),
+            // The filter protects something below it.
+            false => Err(directory.failed("replace", name, Errno::NOTEMPTY)),
+        };
     }
     let is_special = attributes.extras.as_ref().is_some_and(|extras| extras.kind.is_some());
-    match policy == Existing::Update && *entry_type == EntryType::File && !is_special {
-        true => Ok(update(&stat, size, attributes)),
-        false => Ok(REPLACE),
+    let is_file = *entry_type == EntryType::File && !is_special;
+    if policy != Existing::Update
+        || !is_file
+        || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
+    {
+        return Ok(REPLACE);
     }
-}
-
-fn update(stat: &Stat, size: u64, attributes: &Attributes) -> Decision {
-    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let same_time =
         (stat.st_mtime, stat.st_mtime_nsec as u32) == (attributes.time.seconds, attributes.time.nanoseconds);
-    // What is written in place is written to all names of a file, of which some may be outside of the target.
-    match is_file && (stat.st_nlink == 1 || attributes.may_have_names()) {
-        false => Decision::Restore(How::New { replaces: true }),
-        true if same_time && stat.st_size == size as i64 => Decision::AttributesOnly,
-        true => Decision::Restore(How::InPlace),
+    let has_bytes = same_time && stat.st_size == size as i64;
+    // What is written in place, be it an attribute, is written to all names of a file, and nobody knows how many of them
+    // are outside of the target. One that an earlier restore completed needs nothing.
+    match stat.st_nlink == 1 {
+        true if has_bytes => Ok(Decision::There { has_attributes: false }),
+        true => Ok(Decision::Restore(How::InPlace)),
+        false if has_bytes && attributes.may_have_names() => {
+            let fd = directory.fd()?;
+            let on = On::Named { directory: fd.as_fd(), name, is_link: false };
+            match run.keep.are_set(attributes, on).map_err(|e| directory.failed("examine", name, e))? {
+                true => Ok(Decision::There { has_attributes: true }),
+                false => Ok(REPLACE),
+            }
+        }
+        false => Ok(REPLACE),
     }
 }
 
@@ -123,16 +134,27 @@ pub(super) fn delete_extra(run: &Run<'_>, directory: &Directory, names: &Names) 
     let fd = directory.fd()?;
     for name in list(fd.as_fd()).map_err(|e| Error::file("list", &directory.path(), e))? {
         let is_ours = run.temporary.as_ref().is_some_and(|temporary| temporary.has(&name));
-        let is_wanted = names.contains(name.to_bytes()) || is_ours;
-        if is_wanted || !run.options.filter.takes(&directory.relative_to(&name)) {
+        if names.contains(name.to_bytes()) || is_ours {
             continue;
         }
-        match remove(fd.as_fd(), &name, directory.depth) {
-            Ok(count) => run.tally.deleted(count),
-            Err(error) => run.entry_failed(directory, &name, directory.failed("remove", &name, error)),
+        if let Err(error) = remove_entry(run, directory, &name) {
+            run.entry_failed(directory, &name, error);
         }
     }
     Ok(())
+}
+
+/// Removes what the filter takes of an entry and below it; tells whether that was all.
+fn remove_entry(run: &Run<'_>, directory: &Directory, name: &CStr) -> Result<bool> {
+    let mut count = 0;
+    let removed = Removal { filter: &run.options.filter, count: &mut count }.remove(
+        directory.fd()?.as_fd(),
+        name,
+        &directory.relative_to(name),
+        directory.depth,
+    );
+    run.tally.deleted(count);
+    removed.map_err(|e| directory.failed("remove", name, e))
 }
 
 fn list(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<CString>> {
@@ -146,25 +168,56 @@ fn list(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<CString>> {
     Ok(names)
 }
 
-/// Removes an entry with everything below it, never through a link; tells how many entries that were.
-pub(super) fn remove(directory: BorrowedFd<'_>, name: &CStr, depth: usize) -> rustix::io::Result<u64> {
-    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
-        Ok(()) => return Ok(1),
-        Err(Errno::NOENT) => return Ok(0),
-        // Which of the two it is depends on the file system.
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        Err(error) => return Err(error),
+/// Removes trees, never through a link, but for what the filter does not take.
+struct Removal<'a> {
+    filter: &'a PathFilter,
+    /// How many entries went.
+    count: &'a mut u64,
+}
+
+impl Removal<'_> {
+    /// Whether the entry is gone: directories stay if something in them does.
+    fn remove(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        path: &Path,
+        depth: usize,
+    ) -> rustix::io::Result<bool> {
+        let goes = self.filter.takes(path);
+        if goes {
+            match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+                Ok(()) => {
+                    *self.count += 1;
+                    return Ok(true);
+                }
+                Err(Errno::NOENT) => return Ok(true),
+                // Which of the two it is depends on the file system.
+                Err(Errno::ISDIR | Errno::PERM) => {}
+                Err(error) => return Err(error),
+            }
+        } else if !self.filter.descends(path) {
+            return Ok(false);
+        }
+        if depth > super::MAX_DEPTH {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
+        let child = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+            // Nothing can be below it.
+            Err(Errno::NOTDIR | Errno::LOOP) if !goes => return Ok(false),
+            child => child?,
+        };
+        let mut is_empty = true;
+        for name in list(child.as_fd())? {
+            let path = path.join(OsStr::from_bytes(name.to_bytes()));
+            is_empty &= self.remove(child.as_fd(), &name, &path, depth + 1)?;
+        }
+        drop(child);
+        if goes && is_empty {
+            rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)?;
+            *self.count += 1;
+        }
+        Ok(goes && is_empty)
     }
-    if depth > super::MAX_DEPTH {
-        return Err(Errno::NAMETOOLONG);
-    }
-    let child =
-        rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::DIRECTORY | SAFE, Mode::empty())?;
-    let mut count = 1;
-    for name in list(child.as_fd())? {
-        count += remove(child.as_fd(), &name, depth + 1)?;
-    }
-    drop(child);
-    rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)?;
-    Ok(count)
 }

@@ -87,9 +87,7 @@ fn write(
     let (mode, owner) = run.keep.creation(attributes);
     let (file, given) = directory.create(name, mode, owner)?;
     write_at(&file, json, 0).map_err(|e| directory.failed("write", name, e))?;
-    run.keep
-        .apply(attributes, On::Open(file.as_fd()), Before::New(given))
-        .map_err(|e| directory.failed("set the attributes of", name, e))
+    run.set_attributes(directory, Some(name), attributes, On::Open(file.as_fd()), Before::New(given))
 }
 
 /// Removes the placeholder of an entry, if there is one: now that the entry itself is there, a backup must not find both.

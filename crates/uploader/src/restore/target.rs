@@ -7,11 +7,12 @@
 use super::attributes::Attributes;
 use crate::{Error, Result};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -80,18 +81,26 @@ impl Slot {
     }
 }
 
-/// What a new file in a directory gets without being asked: owner and group from the process or the directory, and
-/// of the mode what the process's mask leaves.
+/// What a new file in a directory gets without being asked: owner and group from the process or the directory, of the
+/// mode what the process's mask leaves, and an access control list if the directory hands one down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Given {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) mode: u32,
+    pub(super) acl: bool,
 }
 
 impl Given {
+    /// What a file has that was not asked about its access control list.
     pub(super) fn of(stat: &Stat) -> Self {
-        Given { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode & 0o7777 }
+        Given { uid: stat.st_uid, gid: stat.st_gid, mode: stat.st_mode & 0o7777, acl: false }
+    }
+
+    /// What a new file got from `directory`; or a new directory, itself, which hands down what it was handed.
+    pub(super) fn by(directory: impl AsFd, stat: &Stat) -> Self {
+        let length = rustix::fs::fgetxattr(directory, c"system.posix_acl_default", &mut [0; 0][..]);
+        Given { acl: length.is_ok(), ..Given::of(stat) }
     }
 }
 
@@ -254,7 +263,7 @@ impl Directory {
         self.relative().join(OsStr::from_bytes(name.to_bytes()))
     }
 
-    pub(super) fn failed(&self, action: &'static str, name: &CStr, error: Errno) -> Error {
+    pub(super) fn failed(&self, action: &'static str, name: &CStr, error: impl Into<io::Error>) -> Error {
         Error::file(action, &self.join(name), error)
     }
 
@@ -284,10 +293,14 @@ impl Directory {
         rustix::fs::renameat(&fd, name, &fd, new).map_err(|e| self.failed("create", new, e))
     }
 
-    /// Opens a file that is there.
+    /// Opens a file that is there, also if only its mode is against it and it is ours.
     pub(super) fn open(&self, name: &CStr, flags: OFlags) -> Result<OwnedFd> {
-        rustix::fs::openat(&self.fd()?, name, flags | SAFE, Mode::empty())
-            .map_err(|e| self.failed("open", name, e))
+        let fd = self.fd()?;
+        match rustix::fs::openat(&fd, name, flags | SAFE, Mode::empty()) {
+            Err(Errno::ACCESS) => open_own(&fd, name, flags),
+            outcome => outcome,
+        }
+        .map_err(|e| self.failed("open", name, e))
     }
 
     /// Creates a file that must not be there. If it will have `owner` anyway it may have `mode` from the start, else it
@@ -312,8 +325,9 @@ impl Directory {
             Some(given) => given,
             None => {
                 let stat = rustix::fs::fstat(&fd).map_err(|e| self.failed("examine", name, e))?;
-                self.given.lock().push((mode, Given::of(&stat)));
-                Given::of(&stat)
+                let given = Given::by(&self.fd()?, &stat);
+                self.given.lock().push((mode, given));
+                given
             }
         };
         Ok((fd, given))
@@ -340,4 +354,25 @@ impl Directory {
             Place::In { parent, name } => Some((parent, name)),
         }
     }
+}
+
+/// Opens a file whose mode does not let its owner, who has the right to change that, and does so for the moment.
+fn open_own(directory: &OwnedFd, name: &CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let place = rustix::fs::openat(
+        directory,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let stat = rustix::fs::fstat(&place)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Errno::ACCESS);
+    }
+    // By this path it is the same file, whatever has its name meanwhile.
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+    rustix::fs::chmod(&path, mode | Mode::RUSR | Mode::WUSR).map_err(|_| Errno::ACCESS)?;
+    let opened = rustix::fs::open(&path, (flags | SAFE).difference(OFlags::NOFOLLOW), Mode::empty());
+    rustix::fs::chmod(&path, mode)?;
+    opened
 }

@@ -159,7 +159,7 @@ impl<'a> Walk<'a> {
                 names.add(placeholder.to_bytes());
             }
             if let Err(error) = shallow::leave(self.run, &directory, &name, placeholder, entry) {
-                self.failed(&directory, &name, error);
+                self.run.entry_failed(&directory, &name, error);
             }
             return None;
         }
@@ -227,16 +227,9 @@ impl<'a> Walk<'a> {
             Purpose::Verify => Ok(Check::wanted(self.run, directory, name.clone(), entry)),
         };
         wanted.unwrap_or_else(|error| {
-            self.failed(directory, &name, error);
+            self.run.entry_failed(directory, &name, error);
             None
         })
-    }
-
-    fn failed(&self, directory: &Directory, name: &CStr, error: Error) {
-        match super::is_fatal(&error) {
-            true => self.run.stop_with(error),
-            false => self.run.entry_failed(directory, name, error),
-        }
     }
 
     fn restore(
@@ -260,8 +253,10 @@ impl<'a> Walk<'a> {
                 self.run.tally.skipped();
                 return Ok(None);
             }
-            Decision::AttributesOnly => {
-                set_attributes(self.run, directory, &name, &attributes)?;
+            Decision::There { has_attributes } => {
+                if !has_attributes {
+                    set_attributes(self.run, directory, &name, &attributes)?;
+                }
                 shallow::forget(directory, &name)?;
                 if let Some(group) = &group {
                     self.links.add_there(group, directory, &name);

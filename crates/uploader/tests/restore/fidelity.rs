@@ -24,6 +24,18 @@ fn with_extras(mut entry: DirEntry, extras: Extras) -> DirEntry {
     entry
 }
 
+/// Version 2; owner rw-, user 1234 r--, group r--, mask rw-, others ---.
+fn access_control_list() -> Vec<u8> {
+    [(1u16, 6u16, u32::MAX), (2, 4, 1234), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)]
+        .iter()
+        .fold(2u32.to_le_bytes().to_vec(), |mut bytes, (tag, rights, id)| {
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend(rights.to_le_bytes());
+            bytes.extend(id.to_le_bytes());
+            bytes
+        })
+}
+
 #[test]
 fn random_trees_come_back_exactly() {
     let fixture = Fixture::new();
@@ -110,16 +122,7 @@ fn extended_attributes_acls_and_capabilities_come_back() {
     // Version 2, a mask of one bit: what `setcap cap_net_raw+p` writes.
     let mut capability = 0x0200_0000u32.to_le_bytes().to_vec();
     capability.extend([0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    // Version 2; owner rw-, user 1234 r--, group r--, mask rw-, others ---.
-    let acl: Vec<u8> =
-        [(1u16, 6u16, u32::MAX), (2, 4, 1234), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)]
-            .iter()
-            .fold(2u32.to_le_bytes().to_vec(), |mut bytes, (tag, rights, id)| {
-                bytes.extend(tag.to_le_bytes());
-                bytes.extend(rights.to_le_bytes());
-                bytes.extend(id.to_le_bytes());
-                bytes
-            });
+    let acl = access_control_list();
     let mut wanted = vec![("user.note", b"a value".to_vec()), ("user.empty", Vec::new())];
     wanted.push(("system.posix_acl_access", acl));
     if is_root() {
@@ -172,6 +175,69 @@ fn an_update_removes_attributes_that_the_snapshot_does_not_have() {
     let options = RestoreOptions { existing_files: Existing::Update, ..RestoreOptions::new(&target) };
     fixture.restore_with(&root, &options).unwrap();
     assert!(rustix::fs::getxattr(&file, "user.extra", &mut [0; 8][..]).is_err());
+}
+
+#[test]
+fn what_is_restored_has_no_access_control_list_that_only_the_target_handed_down() {
+    let fixture = Fixture::new();
+    let pipe = Extras { kind: Some(SpecialKind::Fifo), ..Extras::default() };
+    let entries = [
+        fixture.directory("sub", &[fixture.file("inner", b"content")]),
+        fixture.file("file", b"content"),
+        fixture.file("large", &noise(1, 9 << 20)),
+        with_extras(fixture.file("pipe", b""), pipe),
+    ];
+    let root =
+        with_extras(fixture.directory("root", &entries), Extras { recorded: true, ..Extras::default() });
+    let target = fixture.path("target");
+    fs::create_dir(&target).unwrap();
+    let attribute = "system.posix_acl_default";
+    let handed_down = rustix::fs::setxattr(&target, attribute, &access_control_list(), XattrFlags::empty());
+    assert_eq!(handed_down, Ok(()), "the test needs a file system with access control lists");
+    let options = RestoreOptions { attributes_of_target: false, ..RestoreOptions::new(&target) };
+    fixture.restore_with(&root, &options).unwrap();
+    for name in ["sub", "sub/inner", "file", "large", "pipe"] {
+        let path = target.join(name);
+        for attribute in ["system.posix_acl_access", "system.posix_acl_default"] {
+            let found = rustix::fs::lgetxattr(&path, attribute, &mut [0; 256][..]);
+            assert!(found.is_err(), "{name} has {attribute}");
+        }
+        let mode = if name == "sub" { 0o755 } else { 0o644 };
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, mode, "{name}");
+    }
+}
+
+#[test]
+fn an_attribute_that_does_not_fit_fails_its_file_which_has_everything_else() {
+    let fixture = Fixture::new();
+    // No file system takes one of more than 64 KiB.
+    let value = |length| Base64(vec![7; length]);
+    let names = [("user.a", 1), ("user.much", 70_000), ("user.z", 1)];
+    let extras = || Extras {
+        xattrs: names.map(|(name, length)| (XattrName(name.into()), value(length))).into(),
+        ..Extras::default()
+    };
+    let entries = [
+        with_extras(fixture.directory("sub", &[fixture.file("inner", b"content")]), extras()),
+        with_extras(fixture.file("file", b"content"), extras()),
+        fixture.file("other", b"content"),
+    ];
+    let target = fixture.path("target");
+    let (report, mut paths) =
+        crate::fixture::failures(fixture.restore(&fixture.directory("root", &entries), &target));
+    paths.sort();
+    assert_eq!((paths, report.files), (vec!["file".to_owned(), "sub".to_owned()], 3));
+    for failure in report.failures {
+        let (error, expected) = (failure.error, "user.much of 70000 bytes does not fit");
+        assert!(error.contains(expected), "{error}");
+    }
+    for (name, mode) in [("file", 0o644), ("sub", 0o755)] {
+        let metadata = fs::metadata(target.join(name)).unwrap();
+        assert_eq!((metadata.mode() & 0o7777, metadata.mtime()), (mode, entries[0].file_time().seconds));
+        for attribute in ["user.a", "user.z"] {
+            rustix::fs::lgetxattr(target.join(name), attribute, &mut [0; 8][..]).unwrap();
+        }
+    }
 }
 
 #[test]

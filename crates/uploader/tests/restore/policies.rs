@@ -1,12 +1,15 @@
 //! What happens to what is there: policies, filters, extras, updates in place, verification.
 
 use crate::fixture::{Fixture, failures, noise};
-use lifeboat_kopia::snapshot::DirEntry;
+use lifeboat_kopia::snapshot::{DirEntry, Extras, GoMode, HardLink};
 use lifeboat_testkit::tree::{Compare, TreeSpec, assert_same};
 use lifeboat_uploader::{Existing, PathFilter, RestoreOptions};
+use rustix::process::geteuid;
+use rustix::thread::{Uid, set_thread_uid};
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 fn with(target: &Path, existing: Existing) -> RestoreOptions {
@@ -102,6 +105,30 @@ fn what_is_extra_goes_only_where_it_shall() {
 }
 
 #[test]
+fn what_the_filter_leaves_alone_stays_also_in_a_directory_that_goes() {
+    let fixture = Fixture::new();
+    let target = fixture.path("target");
+    for folder in ["extra/deep", "file"] {
+        fs::create_dir_all(target.join(folder)).unwrap();
+    }
+    for file in ["extra/deep/kept", "extra/deep/other", "extra/other", "file/kept"] {
+        fs::write(target.join(file), "there before").unwrap();
+    }
+    let root = fixture.directory("root", &[fixture.file("file", b"content")]);
+    let options = RestoreOptions {
+        delete_extra: true,
+        filter: PathFilter::new(&[][..] as &[&str], &["**/kept"]),
+        ..RestoreOptions::new(&target)
+    };
+    let (report, paths) = failures(fixture.restore_with(&root, &options));
+    assert_eq!((paths, report.deleted), (vec!["file".to_owned()], 2), "a file cannot take the place");
+    for (file, stays) in [("deep/kept", true), ("deep/other", false), ("other", false)] {
+        assert_eq!(target.join("extra").join(file).exists(), stays, "{file}");
+    }
+    assert_eq!(fs::read(target.join("file/kept")).unwrap(), b"there before");
+}
+
+#[test]
 fn files_and_directories_take_each_others_place() {
     let fixture = Fixture::new();
     let target = fixture.path("target");
@@ -189,6 +216,67 @@ fn an_update_does_not_write_through_a_further_name() {
     fixture.restore_with(&root, &with(&target, Existing::Update)).unwrap();
     assert_eq!(fs::read(target.join("file")).unwrap(), b"content");
     assert_eq!(fs::read(fixture.path("precious")).unwrap(), b"precious");
+}
+
+/// What has the bytes and the time of the snapshot's file may be somebody else's file all the same, if it has more names.
+#[test]
+fn an_update_changes_no_attributes_through_a_further_name() {
+    let fixture = Fixture::new();
+    let target = fixture.path("target");
+    let extras = Extras {
+        hard_link: Some(HardLink { inode: 5, file_system: 0, names: 2, ..HardLink::default() }),
+        ..Extras::default()
+    };
+    let entry = DirEntry { extras: Some(Box::new(extras)), ..fixture.file("file", b"content") };
+    let root = fixture.directory("root", std::slice::from_ref(&entry));
+    fixture.restore(&root, &target).unwrap();
+    let (file, other) = (target.join("file"), fixture.path("other"));
+    fs::hard_link(&file, &other).unwrap();
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    fixture.restore_with(&root, &with(&target, Existing::Update)).unwrap();
+    assert_eq!(inode(&file), inode(&other), "nothing was to be done");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
+    fixture.restore_with(&root, &with(&target, Existing::Update)).unwrap();
+    assert_ne!(inode(&file), inode(&other));
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+    assert_eq!((mode(&file), mode(&other)), (0o644, 0o600));
+}
+
+/// As many programs leave them: the owner may write to a file only after changing its mode.
+#[test]
+fn an_update_by_the_owner_writes_to_files_that_their_mode_protects() {
+    let fixture = Fixture::new();
+    let target = fixture.path("target");
+    let somebody = if geteuid().is_root() { 65_534 } else { geteuid().as_raw() };
+    let (mode, uid, gid) = (GoMode::from_unix(0o400), somebody, somebody);
+    let root =
+        fixture.directory("root", &[DirEntry { mode, uid, gid, ..fixture.file("file", &noise(1, 9 << 20)) }]);
+    let root = DirEntry { uid, gid, ..root };
+    fixture.restore(&root, &target).unwrap();
+    let file = target.join("file");
+    let inode = fs::metadata(&file).unwrap().ino();
+    let changed = File::options().write(true).open(&file);
+    match changed {
+        Ok(file) => file.write_all_at(b"changed", 1 << 20).unwrap(),
+        Err(_) => {
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+            fs::write(&file, "changed").unwrap();
+        }
+    }
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o400)).unwrap();
+    fs::set_permissions(fixture.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            if geteuid().is_root() {
+                // Of this thread only, and of those that it starts.
+                set_thread_uid(Uid::from_raw(somebody)).unwrap();
+            }
+            fixture.restore_with(&root, &with(&target, Existing::Update)).unwrap();
+        });
+    });
+    assert!(fs::read(&file).unwrap() == noise(1, 9 << 20));
+    let after = fs::metadata(&file).unwrap();
+    assert_eq!((after.ino(), after.mode() & 0o7777), (inode, 0o400));
 }
 
 #[test]
