@@ -152,8 +152,10 @@ pub fn run(session: &Session, args: &CreateArgs) -> Result<()> {
     let outcome = creation.sources().and_then(|sources| {
         sources.iter().try_for_each(|(path, source)| creation.create(path, source.clone()))
     });
-    session.wait(repository.clone().close())?;
-    outcome
+    let closed = session.wait(repository.clone().close());
+    // Of a store that does not answer any more, closing says only that.
+    outcome?;
+    Ok(closed?)
 }
 
 struct Creation<'a> {
@@ -230,9 +232,13 @@ impl Creation<'_> {
             eprintln!("Not saved: nothing has changed since the previous snapshot");
             return Ok(());
         }
-        save_snapshot(&interface, &mut manifest)?;
-        apply_retention(&interface, &source, &retention)?;
-        interface.flush()?;
+        let save = || {
+            save_snapshot(&interface, &mut manifest)?;
+            apply_retention(&interface, &source, &retention)?;
+            Ok(interface.flush()?)
+        };
+        let saved = self.cancel.interrupting_save(&interface, save);
+        saved.with_context(|| format!("the snapshot of {} could not be saved", path.display()))?;
         if self.args.json.json {
             output::print_json(&manifest)?;
         } else {
@@ -251,6 +257,7 @@ impl Creation<'_> {
                 bytes(written.stored - before.stored)
             );
         }
+        report_movement(&progress);
         report_failures(&manifest, path)
     }
 
@@ -332,6 +339,24 @@ fn state(progress: &Progress, repository: &KopiaRepository) -> State {
         text.push_str(&format!(", {} errors", totals.errors + totals.ignored_errors));
     }
     State { text, done: totals.bytes, total: totals.estimated_bytes, ..State::default() }
+}
+
+/// Names what did not hold still while it was backed up.
+fn report_movement(progress: &Progress) {
+    let totals = progress.totals();
+    let kinds = [
+        ("vanished before being backed up", totals.vanished, progress.vanished_paths()),
+        ("changed while being backed up", totals.changed, progress.changed_paths()),
+    ];
+    for (what, count, paths) in kinds.into_iter().filter(|(_, count, _)| *count > 0) {
+        let more = count.saturating_sub(paths.len() as u64);
+        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+        eprintln!("{count} {what}: {}{rest}", quoted(&paths));
+    }
+}
+
+fn quoted(paths: &[String]) -> String {
+    paths.iter().map(|path| format!("{path:?}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The snapshot is kept, but whoever took it has to know that something is missing.
