@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod datasets;
+mod digest;
+mod floor;
 mod index;
 mod kernels;
 mod latency;
@@ -101,6 +103,22 @@ enum Command {
         files: u64,
         /// How many snapshots
         snapshots: u64,
+    },
+    /// Used by `runs`: copy a folder into packs, or what changed of it since
+    #[command(hide = true)]
+    CopyToPacks {
+        /// The folder
+        source: PathBuf,
+        /// Where the packs go
+        packs: PathBuf,
+    },
+    /// Used by `runs`: copy what is in packs into a folder
+    #[command(hide = true)]
+    CopyFromPacks {
+        /// Where the packs are
+        packs: PathBuf,
+        /// The folder
+        target: PathBuf,
     },
     /// Used by `index`: make the repository
     #[command(hide = true)]
@@ -216,6 +234,8 @@ fn main() -> Result<()> {
         Command::MakeSnapshots { path, contents, files, snapshots } => {
             maintenance::make(&path, Size { contents, files, snapshots })
         }
+        Command::CopyToPacks { source, packs } => floor::back_up(&source, &packs),
+        Command::CopyFromPacks { packs, target } => floor::restore(&packs, &target),
         Command::MakeIndex { path, contents } => index::make(&path, contents),
         Command::LookUp { path, cache, contents, count } => index::look_up(&path, &cache, contents, count),
     }

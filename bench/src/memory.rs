@@ -6,6 +6,8 @@
 
 use anyhow::{Context, Result};
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Where memory is held, and where files are that the disk shall not slow down.
+/// A file system in memory that every machine has.
 pub const MEMORY: &str = "/dev/shm";
 /// Beside its data, a run wants so much.
 const BESIDE: u64 = 1 << 30;
@@ -34,9 +36,9 @@ pub struct Supply {
 }
 
 impl Supply {
-    /// Holds nothing yet.
-    pub fn new() -> Result<Self> {
-        let ballast = tempfile::tempfile_in(Path::new(MEMORY)).context("make a file in memory")?;
+    /// Holds nothing yet; `memory` is a file system in memory.
+    pub fn new(memory: &Path) -> Result<Self> {
+        let ballast = tempfile::tempfile_in(memory).context("make a file in memory")?;
         Ok(Self { ballast, held: 0 })
     }
 
@@ -76,6 +78,24 @@ impl Supply {
             }
         }
     }
+}
+
+/// Mounts a file system in memory, in which files have large pages as far as they are long enough: with small ones most of
+/// a measured run would be the kernel's looking for them. It takes all memory if it has to.
+pub fn mount_at(folder: &Path) -> Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let mount = |options| mount("lifeboat-bench", folder, "tmpfs", flags, options);
+    let mut result = mount(c"size=100%,huge=within_size");
+    if result == Err(Errno::INVAL) {
+        eprintln!("this kernel has no large pages for files in memory: small ones are used");
+        result = mount(c"size=100%");
+    }
+    result.with_context(|| format!("mount a file system in memory at {} (this takes root)", folder.display()))
+}
+
+/// Whether the machine has so much memory.
+pub fn is_enough_for(bytes: u64) -> Result<bool> {
+    Ok(bytes + LEAST <= known("MemTotal")?)
 }
 
 /// What the system says about its memory, in bytes.

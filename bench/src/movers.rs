@@ -1,7 +1,7 @@
 //! Volumes moved by Velero's node-agent and by ours on the same cluster, with times, processor time and memory of the movers.
 
 use crate::datasets::Dataset;
-use crate::memory::Supply;
+use crate::memory::{MEMORY, Supply};
 use crate::plot::{self, Bars};
 use crate::stage::{Agent, Stage, wait};
 use crate::table::{Table, ratio};
@@ -81,7 +81,7 @@ pub fn run(volumes: &[Volume], output: &Path) -> Result<()> {
     let stage = Stage::new(&json!({ "loadConcurrency": { "globalConfig": 4 } }))?;
     let space = TestNamespace::new(&stage.cluster, "bench")?;
     let mut runs = Vec::new();
-    let mut supply = Supply::new()?;
+    let mut supply = Supply::new(MEMORY.as_ref())?;
     let bytes = volumes.iter().map(|volume| volume.bytes()).max().unwrap_or_default();
     let fingerprints = fill(&stage, &space, volumes)?;
     for (number, agent) in Agent::ALL.into_iter().enumerate() {

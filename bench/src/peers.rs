@@ -1,11 +1,12 @@
 //! The programs that are measured side by side: each with a repository of its own.
 
 use crate::place::{Location, Storage};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::process;
 use std::ffi::OsStr;
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,8 +16,14 @@ pub const PASSWORD: &str = "benchmark";
 /// Longer than any run on settable sizes should take.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3600);
 
-/// The names of all programs, ours first.
-pub const NAMES: [&str; 4] = ["lifeboat", "kopia", "restic", "rustic"];
+/// How many programs there are.
+pub const COUNT: usize = 5;
+/// The names of all programs: ours first, then the peers, then the one that does no more than it has to.
+pub const NAMES: [&str; COUNT] = ["lifeboat", "kopia", "restic", "rustic", FLOOR];
+/// Which of them are peers.
+pub const PEERS: Range<usize> = 1..4;
+/// No backup program, but a copy by all processors ([`crate::floor`]): in folders only, and of no change but the first.
+pub const FLOOR: &str = "copy";
 
 /// A backup program with an empty repository.
 pub trait Peer {
@@ -32,7 +39,7 @@ pub trait Peer {
 /// The command that installs a program, if it is not installed.
 pub fn missing(name: &str) -> Option<String> {
     let tool = |name: &str| lifeboat_tools::path(name).err().map(|error| error.to_string());
-    if name == "lifeboat" { None } else { tool(name) }
+    if ["lifeboat", FLOOR].contains(&name) { None } else { tool(name) }
 }
 
 /// Makes a repository of the program `name`, whose own files go to `folder`. None of the programs compresses, so that
@@ -45,6 +52,7 @@ pub fn start(name: &str, folder: &Path, storage: &Storage) -> Result<Box<dyn Pee
         "lifeboat" => Box::new(Ours::new(home, location)?),
         "kopia" => Box::new(TheirKopia::new(location)?),
         "restic" => Box::new(Restic::new(home, location)?),
+        FLOOR => Box::new(Floor::new(location)?),
         _ => Box::new(Rustic::new(home, location)?),
     })
 }
@@ -184,8 +192,9 @@ impl Peer for Restic {
     }
 
     fn restore(&self, source: &Path, target: &Path, sparse: bool) -> Result<Command> {
-        let mut command = self.command(["restore", "latest", "--path"]);
-        command.arg(source).arg("--target").arg(target);
+        let path = source.to_str().context("the source's path is not valid UTF-8")?;
+        let mut command = self.command(["restore", &format!("latest:{path}"), "--target"]);
+        command.arg(target);
         if sparse {
             command.arg("--sparse");
         }
@@ -253,6 +262,40 @@ impl Peer for Rustic {
         let mut command = self.command(["restore"]);
         command.arg(format!("latest:{path}")).arg(target);
         Ok(command)
+    }
+
+    fn location(&self) -> &Location {
+        &self.location
+    }
+}
+
+/// This program, which copies.
+struct Floor {
+    program: PathBuf,
+    packs: PathBuf,
+    location: Location,
+}
+
+impl Floor {
+    fn new(location: Location) -> Result<Floor> {
+        let Location::Folder(path) = &location else { bail!("copies are made of folders only") };
+        Ok(Floor { program: std::env::current_exe()?, packs: path.clone(), location })
+    }
+
+    fn command(&self, words: [&OsStr; 3]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(words);
+        command
+    }
+}
+
+impl Peer for Floor {
+    fn back_up(&self, source: &Path) -> Command {
+        self.command(["copy-to-packs".as_ref(), source.as_ref(), self.packs.as_ref()])
+    }
+
+    fn restore(&self, _: &Path, target: &Path, _: bool) -> Result<Command> {
+        Ok(self.command(["copy-from-packs".as_ref(), self.packs.as_ref(), target.as_ref()]))
     }
 
     fn location(&self) -> &Location {

@@ -4,8 +4,13 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use std::path::Path;
 
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(0, 90, 170), RGBColor(230, 150, 0), RGBColor(120, 120, 120), RGBColor(170, 60, 60)];
+const COLOURS: [RGBColor; 5] = [
+    RGBColor(0, 90, 170),
+    RGBColor(230, 150, 0),
+    RGBColor(120, 120, 120),
+    RGBColor(170, 60, 60),
+    RGBColor(200, 215, 200),
+];
 const ROW_HEIGHT: u32 = 64;
 
 /// One row of the picture.
@@ -16,7 +21,7 @@ pub struct Bars {
     pub seconds: Vec<Option<f64>>,
 }
 
-/// Draws rows into an SVG file, for up to four programs.
+/// Draws rows into an SVG file, for up to five programs.
 pub fn draw(names: &[&str], rows: &[Bars], path: &Path) -> Result<()> {
     draw_rows(names, rows, path).map_err(|error| anyhow!("draw {}: {error}", path.display()))
 }
@@ -46,9 +51,9 @@ fn draw_rows(
         .draw()?;
     for (number, (name, colour)) in names.iter().copied().zip(COLOURS).enumerate() {
         let bars = rows.iter().enumerate().filter_map(|(at, row)| {
-            let top = at as f64 + 0.3 + 0.16 * number as f64;
+            let top = at as f64 + 0.3 + 0.13 * number as f64;
             Some(Rectangle::new(
-                [(least, top), (row.seconds.get(number).copied().flatten()?, top + 0.14)],
+                [(least, top), (row.seconds.get(number).copied().flatten()?, top + 0.115)],
                 colour.filled(),
             ))
         });

@@ -1,9 +1,10 @@
 //! Whole backups and restores, each as its own process, with time and peak memory, beside peers.
 
 use crate::datasets::Dataset;
-use crate::memory::{MEMORY, Supply};
-use crate::peers::{self, NAMES, Peer, TIME_LIMIT};
-use crate::place::{Location, Place};
+use crate::digest;
+use crate::memory::{self, Supply};
+use crate::peers::{self, COUNT, FLOOR, NAMES, PEERS, Peer, TIME_LIMIT};
+use crate::place::{Location, Place, Storage};
 use crate::plot::{self, Bars};
 use crate::table::{Table, ratio};
 use anyhow::{Context, Result, ensure};
@@ -26,8 +27,9 @@ const OPERATIONS: [&str; 4] = ["backup", "no change", "1 % changed", "restore"];
 /// then its repository goes, so that the memory has to hold only one.
 pub fn run(datasets: &[Dataset], places: &[Place], repeat: usize, output: &Path) -> Result<()> {
     let Some(folder) = std::env::var_os(FOLDER) else { return run_in_memory() };
+    memory::mount_at(folder.as_ref())?;
     let mut rows = Vec::new();
-    let mut supply = Supply::new()?;
+    let mut supply = Supply::new(folder.as_ref())?;
     let missing: Vec<String> = NAMES.into_iter().filter_map(peers::missing).collect();
     for dataset in datasets {
         let source = Path::new(&folder).join("source");
@@ -46,10 +48,12 @@ pub fn run(datasets: &[Dataset], places: &[Place], repeat: usize, output: &Path)
     Ok(())
 }
 
-/// Runs this program again with everything that is temporary in memory, and cleans up after it.
+/// Runs this program again with everything that is temporary in memory, where nobody else sees it, so that it is gone with
+/// the last of its processes.
 fn run_in_memory() -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("lifeboat-bench-").tempdir_in(MEMORY)?;
-    let mut command = Command::new(std::env::current_exe()?);
+    let folder = tempfile::Builder::new().prefix("lifeboat-bench-").tempdir()?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).env("TMPDIR", folder.path()).env(FOLDER, folder.path());
     let status = command.status()?;
     ensure!(status.success(), "the measurement ended with {status}");
@@ -70,8 +74,8 @@ struct Bench<'a> {
 pub struct Row {
     /// What was done.
     pub what: String,
-    /// What it took, in the order of [`NAMES`]; nothing if a program is not installed.
-    pub figures: [Option<Figure>; 4],
+    /// What it took, in the order of [`NAMES`]; nothing if a program is not installed, or cannot do it.
+    pub figures: [Option<Figure>; COUNT],
 }
 
 /// A figure of a row.
@@ -126,8 +130,8 @@ struct Figures {
 impl Bench<'_> {
     /// All operations of all programs on one kind of storage.
     fn measure(&mut self, place: Place, repeat: usize) -> Result<Vec<Row>> {
-        let mut all: [Option<Figures>; 4] =
-            NAMES.map(|name| peers::missing(name).is_none().then(Figures::default));
+        let takes_part = |name| peers::missing(name).is_none() && (name != FLOOR || place == Place::Folder);
+        let mut all: [Option<Figures>; COUNT] = NAMES.map(|name| takes_part(name).then(Figures::default));
         for _ in 0..repeat {
             for (name, figures) in NAMES.into_iter().zip(&mut all) {
                 let Some(figures) = figures else { continue };
@@ -142,12 +146,12 @@ impl Bench<'_> {
                 let cost = |figures: &Option<Figures>| {
                     figures.as_ref().map(|figures| Figure::Cost(median(&figures.costs[number])))
                 };
-                Row { what: describe(what), figures: [0, 1, 2, 3].map(|at| cost(&all[at])) }
+                Row { what: describe(what), figures: all.each_ref().map(cost) }
             })
             .collect();
         if place == Place::Folder {
             let size = |figures: &Option<Figures>| figures.as_ref().and_then(|f| f.size).map(Figure::Size);
-            rows.push(Row { what: describe("repository"), figures: [0, 1, 2, 3].map(|at| size(&all[at])) });
+            rows.push(Row { what: describe("repository"), figures: all.each_ref().map(size) });
         }
         Ok(rows)
     }
@@ -162,11 +166,11 @@ impl Bench<'_> {
                 self.rounds += 1;
             }
             let context = format!("{name}, {what} of {}{}", self.dataset.describe(), place.describe());
-            self.supply.hold(self.dataset.bytes())?;
-            let before = storage.processor_time()?;
-            let cost = self.operate(what, peer.as_ref(), folder.path()).with_context(|| context.clone())?;
-            let server = storage.processor_time()?.zip(before).map(|(after, before)| after - before);
-            let cost = Cost { server: server.map(|time| time.as_secs_f64()), ..cost };
+            let cost = match what {
+                "restore" => self.restore(name, peer.as_ref(), &storage, &folder.path().join("target")),
+                _ => self.measure_command(peer.back_up(self.source), &storage),
+            };
+            let cost = cost.with_context(|| context.clone())?;
             eprintln!("{context}: {}", Figure::Cost(cost));
             figures.costs[number].push(cost);
             if let (0, Location::Folder(path)) = (number, peer.location()) {
@@ -176,17 +180,31 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn operate(&mut self, what: &str, peer: &dyn Peer, folder: &Path) -> Result<Cost> {
-        if what != "restore" {
-            return self.supply.during(|| finish(peer.back_up(self.source)))?;
+    fn restore(&mut self, name: &str, peer: &dyn Peer, storage: &Storage, target: &Path) -> Result<Cost> {
+        let command = peer.restore(self.source, target, self.dataset.is_sparse())?;
+        let expected = digest::of_tree(self.source)?;
+        // Where memory does not hold source, repository and target, the source goes meanwhile.
+        let has_room = memory::is_enough_for(3 * self.dataset.bytes())?;
+        if !has_room {
+            std::fs::remove_dir_all(self.source)?;
         }
-        let target = folder.join("target");
-        let restore = peer.restore(self.source, &target, self.dataset.is_sparse())?;
-        let cost = self.supply.during(|| finish(restore))??;
-        let (expected, found) = (folder_bytes(self.source)?, folder_bytes(&target)?);
-        ensure!(expected == found, "{found} bytes were restored, not {expected}");
-        std::fs::remove_dir_all(&target)?;
+        let cost = self.measure_command(command, storage)?;
+        // The copy is of what was there first.
+        let is_same = name == FLOOR || digest::of_tree(target)? == expected;
+        ensure!(is_same, "what was restored is not what was backed up");
+        std::fs::remove_dir_all(target)?;
+        if !has_room {
+            self.dataset.grow(self.source)?;
+        }
         Ok(cost)
+    }
+
+    fn measure_command(&mut self, command: Command, storage: &Storage) -> Result<Cost> {
+        self.supply.hold(self.dataset.bytes())?;
+        let before = storage.processor_time()?;
+        let cost = self.supply.during(|| finish(command))??;
+        let server = storage.processor_time()?.zip(before).map(|(after, before)| after - before);
+        Ok(Cost { server: server.map(|time| time.as_secs_f64()), ..cost })
     }
 }
 
@@ -197,20 +215,21 @@ fn table(rows: &[Row]) -> Table {
         "kopia",
         "restic",
         "rustic",
+        FLOOR,
         "× kopia",
         "× restic",
         "× best peer",
+        "× copy",
     ];
     let mut table = Table::new(&heads);
     for row in rows {
-        let figure = |figure: &Option<Figure>| {
-            figure.map_or_else(|| "not installed".to_owned(), |figure| figure.to_string())
-        };
+        let figure =
+            |figure: &Option<Figure>| figure.map_or_else(|| "–".to_owned(), |figure| figure.to_string());
         let beside = |peer: Option<f64>| {
             row.seconds(0).zip(peer).map_or_else(String::new, |(ours, theirs)| ratio(theirs, ours))
         };
-        let best = (1..NAMES.len()).filter_map(|number| row.seconds(number)).min_by(f64::total_cmp);
-        let ratios = [beside(row.seconds(1)), beside(row.seconds(2)), beside(best)];
+        let best = PEERS.filter_map(|number| row.seconds(number)).min_by(f64::total_cmp);
+        let ratios = [row.seconds(1), row.seconds(2), best, row.seconds(COUNT - 1)].map(beside);
         let cells = [row.what.clone()].into_iter().chain(row.figures.iter().map(figure));
         table.row(cells.chain(ratios));
     }
