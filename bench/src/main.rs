@@ -156,9 +156,12 @@ struct RunsArgs {
     /// How many files of a tree like the sources of a kernel
     #[arg(long, default_value_t = 40_000)]
     tree_files: u64,
-    /// Length of a sparse image in MiB; one in 32 MiB is data
+    /// Length of a sparse image in MiB
     #[arg(long, default_value_t = 8192)]
     sparse_mib: u64,
+    /// How much of the image is data, in MiB; one in 32 if it is not said
+    #[arg(long)]
+    sparse_data_mib: Option<u64>,
     /// Milliseconds that each round trip to an S3 server takes; several, with commas between; 0 leaves S3 out
     #[arg(long, value_delimiter = ',', default_value = "20")]
     s3_ms: Vec<u64>,
@@ -203,7 +206,8 @@ impl MoversArgs {
 
 impl RunsArgs {
     fn run(&self) -> Result<()> {
-        let sparse = Dataset::SparseImage { mebibytes: self.sparse_mib, data: self.sparse_mib.div_ceil(32) };
+        let data = self.sparse_data_mib.unwrap_or(self.sparse_mib.div_ceil(32)).min(self.sparse_mib);
+        let sparse = Dataset::SparseImage { mebibytes: self.sparse_mib, data };
         let wanted = [
             (self.large_mib, Dataset::LargeFile { mebibytes: self.large_mib }),
             (self.medium_files, Dataset::MediumFiles { count: self.medium_files }),
