@@ -320,6 +320,7 @@ impl Transfer {
                     changes: None,
                     actions: false,
                     description: velero::DESCRIPTION.to_owned(),
+                    checkpoint_interval: Some(self.checkpoint_interval),
                     threads: backup.parallel_files,
                     budget: self.budget.clone(),
                 };

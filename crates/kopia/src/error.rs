@@ -226,6 +226,21 @@ impl From<lifeboat_primitives::Error> for Error {
     }
 }
 
+impl Error {
+    /// Whether something in the repository is broken, as opposed to a call that failed.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Error::DamagedBlob { .. }
+                | Error::MissingBlob { .. }
+                | Error::ContentNotFound { .. }
+                | Error::DamagedContent { .. }
+                | Error::DamagedObject { .. }
+                | Error::DamagedManifest { .. }
+        )
+    }
+}
+
 /// What is wrong with an index blob is not a fault of the cache.
 impl From<lifeboat_index::Error> for Error {
     fn from(error: lifeboat_index::Error) -> Self {

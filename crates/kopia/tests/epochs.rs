@@ -12,16 +12,20 @@ use lifeboat_blobs::MemoryStore;
 use lifeboat_blobs::{
     BlobId, BlobMetadata, BlobStore, BlobStream, Payload, PutOptions, Result as BlobResult,
 };
+use lifeboat_budget::Budget;
 use lifeboat_index::Prefix;
 use lifeboat_kopia::content::{ContentStore, ContentToWrite, IndexBlobs};
 use lifeboat_kopia::epoch::names;
 use lifeboat_kopia::format::UpgradeLock;
 use lifeboat_kopia::gojson::GoTime;
+use lifeboat_kopia::maintain::{self, Mode, Options, Safety};
+use lifeboat_kopia::object::WriterOptions;
 use lifeboat_kopia::repo::{OpenOptions, Repository};
 use lifeboat_kopia::{Clock, Error};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A clock that is set by hand.
 #[derive(Debug)]
@@ -223,6 +227,47 @@ async fn long_runs_publish_and_look_again_by_themselves() {
     write(repository.contents(), 3).await;
     assert_eq!(repository.contents().totals().packed_bytes, packed, "what others wrote is found");
     assert!(repository.contents().snapshot().count().unwrap() > known);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_does_not_wait_for_memory_to_compact_the_index_which_is_left_to_maintenance() {
+    let store = MemoryStore::new();
+    create(Arc::new(store.clone())).await.close().await.unwrap();
+    let mut options = options(Arc::new(store.clone()));
+    options.budget = Budget::new(16 << 20);
+    let budget = options.budget.clone();
+    let repository = Repository::open(options).await.unwrap();
+    // A shard of so many entries takes more than the mebibyte that is left below.
+    let objects = repository.objects().clone();
+    worker(move || {
+        let data: Vec<Vec<u8>> = (0..20_000_u64).map(|number| noise(number, 16)).collect();
+        let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+        objects.write_many(&data, &WriterOptions::default()).unwrap();
+    })
+    .await;
+    repository.flush().await.unwrap();
+    advance(&store, 2);
+    repository.refresh().await.unwrap();
+    let compacted = || {
+        let listed = store.list(names::SINGLE).try_collect::<Vec<BlobMetadata>>();
+        listed.now_or_never().unwrap().unwrap().len()
+    };
+
+    let held = budget.try_reserve(budget.total() - budget.used() - (1 << 20)).unwrap();
+    write(repository.contents(), 1).await;
+    let flush = tokio::time::timeout(Duration::from_secs(60), repository.flush());
+    flush.await.expect("the flush waits for memory that is held for as long as it takes").unwrap();
+    assert_eq!(compacted(), 0);
+
+    // Maintenance may wait.
+    let maintain = tokio::spawn({
+        let repository = repository.clone();
+        async move { maintain::run(&repository, Mode::Quick, &Safety::FULL, &Options::default()).await }
+    });
+    drop(held);
+    let report = maintain.await.unwrap().unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(compacted(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

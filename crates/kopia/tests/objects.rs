@@ -4,8 +4,9 @@
 mod common;
 
 use common::{create_with, noise, options, worker};
-use lifeboat_blobs::MemoryStore;
-use lifeboat_budget::Buffer;
+use futures::TryStreamExt;
+use lifeboat_blobs::{BlobMetadata, BlobStore, MemoryStore};
+use lifeboat_budget::{Budget, Buffer};
 use lifeboat_index::Prefix;
 use lifeboat_kopia::format::CreateOptions;
 use lifeboat_kopia::object::{
@@ -198,7 +199,8 @@ async fn a_checkpoint_of_regions_is_a_prefix_of_the_object() {
         writer.checkpoint().unwrap().unwrap()
     })
     .await;
-    let prefix = objects.read_all(checkpoint, 1 << 30).await.unwrap();
+    let prefix = objects.read_all(checkpoint.0, 1 << 30).await.unwrap();
+    assert_eq!(prefix.len() as u64, checkpoint.1);
     assert!(prefix.len() > 1_000_000 && prefix.len() < data.len());
     assert_eq!(prefix, data[..prefix.len()]);
 }
@@ -272,7 +274,8 @@ async fn checkpoints_hold_what_was_written_up_to_the_last_cut() {
         (checkpoint, writer.finish().unwrap())
     })
     .await;
-    assert_reads(repository.objects(), first, &data[..3 * 131_072]).await;
+    assert_eq!(first.1, 3 * 131_072);
+    assert_reads(repository.objects(), first.0, &data[..3 * 131_072]).await;
     assert_reads(repository.objects(), second, &data).await;
 }
 
@@ -415,7 +418,8 @@ async fn indexes_are_the_same_to_the_letter_whoever_writes_them_and_whatever_the
                     writer.write(buffer_of(&of, &cut_data[range.clone()]), pieces).unwrap();
                 }
                 let id = writer.finish().unwrap();
-                assert_eq!((writer.finish().unwrap(), writer.checkpoint().unwrap()), (id, Some(id)));
+                let so_far = writer.checkpoint().unwrap();
+                assert_eq!((writer.finish().unwrap(), so_far), (id, Some((id, cut_data.len() as u64))));
                 id
             })
             .await;
@@ -516,6 +520,49 @@ async fn positional_writes_leave_the_rest_as_it_was() {
         let mut expected = mixed(2_000_000);
         expected.resize(length as usize, 0);
         assert_reads(objects, id, &expected).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_does_not_fit_the_memory_is_read_and_only_what_is_lost_is_missed() {
+    let create = CreateOptions { splitter: "FIXED-128K".into(), ..CreateOptions::default() };
+    let store = Arc::new(MemoryStore::new());
+    let writing = create_with(options(store.clone()), &create).await;
+    // As a list of contents the one fits the memory, the other does not; as a text none of them does.
+    let pieces = [140_000_u64, 300_000];
+    let objects = writing.objects().clone();
+    let ids = worker(move || {
+        pieces.map(|count| {
+            let mut writer = objects.writer(WriterOptions::default());
+            writer.write_zeros(count * 131_072).unwrap();
+            writer.finish().unwrap()
+        })
+    })
+    .await;
+    writing.close().await.unwrap();
+    let open = || async {
+        let mut options = options(store.clone());
+        options.budget = Budget::new(8 << 20);
+        Repository::open(options).await.unwrap()
+    };
+
+    let repository = open().await;
+    let reader = repository.objects().open(ids[0]).await.unwrap();
+    assert_eq!(reader.len(), pieces[0] * 131_072);
+    assert!(reader.layout().entries().len() == 140_000 && reader.layout().index_contents().len() > 50);
+    assert!(matches!(repository.objects().open(ids[1]).await, Err(Error::Budget(_))));
+    for id in ids {
+        assert!(repository.objects().is_whole(id).await.unwrap(), "{id}");
+    }
+
+    // The only pack of data; indexes are in others.
+    let packs: Vec<BlobMetadata> = store.list("p").try_collect().await.unwrap();
+    for pack in packs {
+        store.delete(&pack.id).await.unwrap();
+    }
+    let repository = open().await;
+    for id in ids {
+        assert!(!repository.objects().is_whole(id).await.unwrap(), "{id}");
     }
 }
 

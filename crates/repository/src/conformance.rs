@@ -12,6 +12,7 @@ use crate::{
     Readiness, Repository, RepositoryOptions, RepositoryService, Secret,
 };
 use lifeboat_budget::Buffer;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
@@ -300,9 +301,10 @@ fn checkpoints(harness: &dyn Harness) {
     let data = noise(11, 30 << 20);
     let mut writer = repository.new_object(&file_options()).unwrap();
     writer.write(&data[..20 << 20]).unwrap();
-    let checkpoint = writer.checkpoint().unwrap().unwrap();
+    let (checkpoint, length) = writer.checkpoint().unwrap().unwrap();
     repository.flush().unwrap();
     let so_far = read(&*repository, &checkpoint);
+    assert_eq!(so_far.len() as u64, length);
     assert!(!so_far.is_empty() && so_far == data[..so_far.len()], "a checkpoint is a prefix");
     writer.write(&data[20 << 20..]).unwrap();
     let id = writer.result().unwrap();
@@ -350,8 +352,9 @@ fn regions(harness: &dyn Harness) {
         threads.map(|thread| thread.join().unwrap())
     });
     assert_eq!(writer.result().unwrap(), in_order);
-    for prefix in checkpoints.into_iter().flatten() {
+    for (prefix, length) in checkpoints.into_iter().flatten() {
         let prefix = read(&*repository, &prefix);
+        assert_eq!(prefix.len() as u64, length);
         assert_eq!(prefix, data[..prefix.len()]);
     }
 
@@ -428,14 +431,16 @@ fn positional_writes(harness: &dyn Harness) {
     }
     let data = noise(13, 24 << 20);
     let writer = repository.new_object(&block_options()).unwrap();
+    let checkpoints = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for lane in 0..4usize {
-            let (writer, data) = (&writer, &data);
+            let (writer, data, checkpoints) = (&writer, &data, &checkpoints);
             scope.spawn(move || {
                 for (index, piece) in
                     data.chunks(1 << 20).enumerate().rev().filter(|(index, _)| index % 4 == lane)
                 {
                     writer.write_at((index << 20) as u64, piece).unwrap();
+                    checkpoints.lock().extend(writer.checkpoint_meanwhile().unwrap());
                 }
             });
         }
@@ -443,6 +448,15 @@ fn positional_writes(harness: &dyn Harness) {
     let id = writer.result().unwrap();
     repository.flush().unwrap();
     assert!(read(&*repository, &id) == data);
+    let checkpoints = checkpoints.into_inner();
+    assert_eq!(checkpoints.is_empty(), !repository.features().checkpoint);
+    for (checkpoint, length) in checkpoints {
+        let so_far = read(&*repository, &checkpoint);
+        assert_eq!(so_far.len() as u64, length);
+        for (found, wanted) in so_far.chunks(1 << 20).zip(data.chunks(1 << 20)) {
+            assert!(found == wanted || found.iter().all(|byte| *byte == 0), "it is neither data nor a gap");
+        }
+    }
 }
 
 fn holes(harness: &dyn Harness) {

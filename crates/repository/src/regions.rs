@@ -56,7 +56,7 @@ impl RegionWriter for InOrder {
         Ok(())
     }
 
-    fn checkpoint(&self) -> Result<Option<Id>> {
+    fn checkpoint(&self) -> Result<Option<(Id, u64)>> {
         match &mut self.state.lock().writer {
             Some(writer) => writer.checkpoint(),
             None => Ok(None),

@@ -319,8 +319,15 @@ pub trait ObjectWriter: Send + Sync {
         })
     }
 
-    /// An id for what was written so far, usable once the repository was flushed; `None` if the engine has no such.
-    fn checkpoint(&mut self) -> Result<Option<Id>>;
+    /// An id for what was written so far, and its length; usable once the repository was flushed. `None` if the engine
+    /// has no such.
+    fn checkpoint(&mut self) -> Result<Option<(Id, u64)>>;
+
+    /// The same for an object that is written at offsets, while other threads go on writing: what is not stored yet is the
+    /// parent's data or zeros.
+    fn checkpoint_meanwhile(&self) -> Result<Option<(Id, u64)>> {
+        Ok(None)
+    }
 
     /// Waits for everything and gives the object's id.
     fn result(self: Box<Self>) -> Result<Id>;
@@ -346,9 +353,9 @@ pub trait RegionWriter: Send + Sync {
     /// Writes the pieces of a region, on any thread and in any order. Its memory becomes free when they are stored.
     fn write(&self, region: Buffer, pieces: &Pieces) -> Result<()>;
 
-    /// An id for a prefix of what was written so far, usable once the repository was flushed; `None` if there is
-    /// none.
-    fn checkpoint(&self) -> Result<Option<Id>>;
+    /// An id for a prefix of what was written so far, and its length; usable once the repository was flushed. `None` if
+    /// there is none.
+    fn checkpoint(&self) -> Result<Option<(Id, u64)>>;
 
     /// The object's id. All of it must have been cut, and all pieces written.
     fn result(&self) -> Result<Id>;

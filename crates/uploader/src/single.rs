@@ -4,8 +4,8 @@ use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::snapshot::{
-    DIRECTORY_PREFIX, DirEntry, DirWriter, EntryType, GoMode, SnapshotManifest, SourceInfo, Stats,
-    SummaryBuilder,
+    DIRECTORY_PREFIX, DirEntry, DirWriter, EntryType, GoMode, IncompleteReason, SnapshotManifest, SourceInfo,
+    Stats, SummaryBuilder,
 };
 use lifeboat_repository::{AccessMode, DataType, Id, ObjectWriteOptions, Repository, WholeObject};
 
@@ -37,9 +37,28 @@ pub(crate) struct Single<'a> {
 impl Single<'_> {
     /// Writes the directory, and makes the snapshot of it.
     pub(crate) fn snapshot(self, repository: &dyn Repository, file: &DirEntry) -> Result<SnapshotManifest> {
+        self.write(repository, file, "")
+    }
+
+    /// The same of what is there so far.
+    pub(crate) fn incomplete(
+        self,
+        repository: &dyn Repository,
+        file: &DirEntry,
+        reason: IncompleteReason,
+    ) -> Result<SnapshotManifest> {
+        self.write(repository, file, reason.as_str())
+    }
+
+    fn write(
+        self,
+        repository: &dyn Repository,
+        file: &DirEntry,
+        incomplete: &str,
+    ) -> Result<SnapshotManifest> {
         let mut summary = SummaryBuilder::default();
         summary.add(file);
-        let summary = summary.build(self.time, "");
+        let summary = summary.build(self.time, incomplete);
         let mut listing = DirWriter::new();
         listing.push(file)?;
         let write_options = ObjectWriteOptions {
@@ -74,6 +93,7 @@ impl Single<'_> {
                 ..Stats::default()
             },
             root_entry: Some(root),
+            incomplete: incomplete.to_owned(),
             ..SnapshotManifest::default()
         })
     }

@@ -5,17 +5,25 @@
 mod common;
 
 use common::{Opened, Place, root_object};
+use lifeboat_blobs::wrap::fault::{Action, Control, Rule};
+use lifeboat_blobs::wrap::{Fault, Retry, RetryPolicy};
+use lifeboat_blobs::{ErrorKind, FsOptions, FsStore};
 use lifeboat_kopia::policy::{ActionCommand, CompressionPolicy, Policy};
 use lifeboat_kopia::snapshot::SnapshotManifest;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_testkit::tree::Random;
-use lifeboat_uploader::{BlockBackupOptions, Cancel, Error, Progress, Totals, back_up_block, save_snapshot};
+use lifeboat_uploader::{
+    BlockBackupOptions, BlockRestoreOptions, Cancel, Error, Progress, Totals, back_up_block, restore_block,
+    save_snapshot,
+};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 /// Not a multiple of anything.
@@ -41,6 +49,7 @@ fn options(place: &Place, opened: &Opened<'_>, path: &Path) -> BlockBackupOption
         changes: None,
         actions: false,
         description: "Kopia Uploader".to_owned(),
+        checkpoint_interval: None,
         threads: 0,
         budget: opened.budget.clone(),
     }
@@ -167,14 +176,14 @@ fn an_earlier_snapshot_that_has_lost_data_is_not_relied_on_and_what_it_lost_come
 }
 
 /// A change of the policy, and whether the volume is compressed by it.
-type Rule = (fn(&mut CompressionPolicy), bool);
+type PolicyRule = (fn(&mut CompressionPolicy), bool);
 
 #[test]
 fn the_policy_says_by_name_and_size_whether_a_volume_is_compressed() {
     let place = Place::new();
     let path = place.path("volume.img");
     common::write(&path, "all the same ".repeat(1 << 18));
-    let rules: [Rule; 6] = [
+    let rules: [PolicyRule; 6] = [
         (|_| {}, true),
         (|rules| rules.min_size = 1 << 30, false),
         (|rules| rules.max_size = 1 << 10, false),
@@ -280,4 +289,120 @@ fn a_real_block_device_is_read_to_its_last_byte() {
     let (snapshot, totals) = back_up(&opened, &options(&place, &opened, &device.0));
     assert_eq!(totals.bytes, SIZE / 512 * 512);
     assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap(), "the device is not the same");
+    assert_zeros_are_not_written(&opened);
+}
+
+/// The image has data in ten of its pieces; another one stands for all that are zeros.
+fn assert_zeros_are_not_written(opened: &Opened<'_>) {
+    let new = opened.interface.written().new;
+    assert!((8 * MIB..12 * MIB).contains(&new), "{new} bytes were written");
+}
+
+#[test]
+fn zeros_of_an_image_are_not_written_whether_it_has_holes_or_not() {
+    for in_full in [false, true] {
+        let place = Place::new();
+        let path = place.path("image");
+        plant_image(&path);
+        if in_full {
+            let data = std::fs::read(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            common::write(&path, data);
+        }
+        let opened = place.open();
+        let (snapshot, _) = back_up(&opened, &options(&place, &opened, &path));
+        assert!(data_of(&opened, &snapshot) == std::fs::read(&path).unwrap(), "the image is not the same");
+        assert_zeros_are_not_written(&opened);
+    }
+}
+
+/// The repository's folder behind faults that can be planned.
+fn store_with_faults(place: &Place) -> (Fault<FsStore>, Control) {
+    let open = FsStore::open(FsOptions::new(place.path("repository")));
+    let fault = Fault::new(place.runtime.block_on(open).unwrap());
+    let control = fault.control();
+    (fault, control)
+}
+
+#[test]
+fn a_store_that_fails_one_call_in_twenty_costs_a_device_nothing_but_time() {
+    let place = Place::new();
+    let path = place.path("image");
+    plant_image(&path);
+    // Small packs: many calls.
+    place.kopia.run(["repository", "set-parameters", "--max-pack-size-mb=10"]).unwrap();
+    let (fault, control) = store_with_faults(&place);
+    for number in 0..100 {
+        let action = match number % 2 {
+            0 => Action::FailBefore(ErrorKind::Transient),
+            _ => Action::FailAfter(ErrorKind::Transient),
+        };
+        control.plan(Rule::any().skip(number * 20 + 7).action(action));
+    }
+    let policy = RetryPolicy {
+        first_delay: Duration::from_millis(1),
+        longest_delay: Duration::from_millis(20),
+        ..RetryPolicy::default()
+    };
+    let opened = place.open_store(Arc::new(Retry::new(fault, policy)));
+    let mut options = options(&place, &opened, &path);
+    options.checkpoint_interval = Some(Duration::from_millis(20));
+    let (first, _) = back_up(&opened, &options);
+    // Once more, on top of the first one.
+    let file = File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&Random::new(6).bytes(12 << 20), 7 * MIB).unwrap();
+    options.changes = Some((first, vec![7 * MIB..19 * MIB]));
+    let (second, totals) = back_up(&opened, &options);
+    assert_eq!(totals.hashed_bytes, 12 * MIB);
+    assert!(control.calls() > 20, "nothing can have failed");
+    drop(opened);
+    let opened = place.open();
+    assert!(data_of(&opened, &second) == std::fs::read(&path).unwrap(), "the image is not the same");
+    place.kopia.verify_snapshots().unwrap();
+    place.kopia.verify_contents().unwrap();
+}
+
+/// A small file system of its own, gone when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn new(path: PathBuf) -> SmallDisk {
+        std::fs::create_dir(&path).unwrap();
+        let disk = SmallDisk(path);
+        disk.mount(&["-t", "tmpfs", "-o", "size=4m", "tmpfs"]);
+        disk
+    }
+
+    fn mount(&self, words: &[&str]) {
+        let mounted = Command::new("mount").args(words).arg(&self.0).status().unwrap().success();
+        assert!(mounted, "mounting a small disk takes root: run the test as root");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_restore_of_an_image_and_a_larger_one_completes_it() {
+    let place = Place::new();
+    let path = place.path("image");
+    plant_image(&path);
+    let opened = place.open();
+    let (snapshot, _) = back_up(&opened, &options(&place, &opened, &path));
+    let root = snapshot.root_entry.unwrap();
+    let disk = SmallDisk::new(place.path("disk"));
+    let target = disk.0.join("target");
+    let restore = |compare| {
+        let options = BlockRestoreOptions { target: target.clone(), compare, threads: 0 };
+        restore_block(&opened.interface, &root, &options, &Progress::default(), &Cancel::default())
+    };
+    let error = restore(false).unwrap_err();
+    assert!(matches!(error, Error::File { .. }), "{error:?}");
+    assert!(error.to_string().contains("No space left"), "{error}");
+    disk.mount(&["-o", "remount,size=100m"]);
+    assert!(restore(true).unwrap().written > 0);
+    assert!(std::fs::read(&target).unwrap() == std::fs::read(&path).unwrap(), "the image is not the same");
 }

@@ -189,6 +189,7 @@ fn a_cancel_ends_a_block_backup_that_waits_for_the_store_or_for_memory() {
             changes: None,
             actions: false,
             description: String::new(),
+            checkpoint_interval: None,
             threads: 2,
             budget: opened.budget.clone(),
         };

@@ -9,6 +9,7 @@ use lifeboat_blobs::wrap::fault::{Action, Rule};
 use lifeboat_blobs::{ErrorKind, FsOptions, FsStore, Operation};
 use lifeboat_testkit::tree::Random;
 use lifeboat_uploader::{Cancel, Progress, back_up};
+use std::fs::File;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -49,6 +50,27 @@ fn a_file_whose_chunks_are_larger_than_those_before_it_finds_room_for_them() {
     place.kopia.set_policy(&[large.to_str().unwrap(), "--splitter=DYNAMIC-8M-BUZHASH"]).unwrap();
     let (_, totals) = place.open_within(HARDLY_ANYTHING).back_up(|options| options.threads = 3);
     assert_eq!((totals.errors, totals.hashed_files), (0, 12));
+    place.kopia.verify_snapshots().unwrap();
+}
+
+#[test]
+fn a_file_that_is_too_large_for_an_index_fails_by_its_name_and_the_others_are_backed_up() {
+    let place = Place::with(&["--object-splitter=DYNAMIC-128K-BUZHASH"]);
+    write(place.source().join("small"), b"x");
+    // As a single object, which is refused before its index is written.
+    let source = place.source().to_str().unwrap().to_owned();
+    place.kopia.set_policy(&[&source, "--parallel-upload-above-size-mib=100000000"]).unwrap();
+    // Nothing but a hole: more pieces than an object may have.
+    let huge = File::create(place.source().join("huge")).unwrap();
+    huge.set_len(10 << 40).unwrap();
+    let (snapshot, totals) = place.open().back_up(|_| {});
+    assert_eq!((totals.errors, totals.ignored_errors, totals.hashed_files), (1, 0, 1));
+    let summary = snapshot.root_entry.as_ref().unwrap().summary.clone().unwrap();
+    let [error] = summary.errors.as_slice() else { panic!("{summary:?}") };
+    assert!(error.path == "huge" && error.error.contains("too large"), "{error:?}");
+    place.kopia.set_policy(&[&source, "--ignore-file-errors=true"]).unwrap();
+    let (_, totals) = place.open().back_up(|_| {});
+    assert_eq!((totals.errors, totals.ignored_errors), (0, 1));
     place.kopia.verify_snapshots().unwrap();
 }
 

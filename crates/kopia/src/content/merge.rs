@@ -20,6 +20,8 @@ use std::sync::Arc;
 const ENTRY_LEN: u64 = 24;
 /// However small the budget is, no shard holds fewer entries than this.
 const MIN_SHARD_ENTRIES: usize = 50_000;
+/// What merging local files takes at most if memory is not waited for: enough for hundreds of millions of entries.
+const CATALOG_MEMORY: u64 = 4 << 20;
 
 /// The entries of several index blobs as one index, cut into shards that fit into memory one at a time.
 #[derive(Debug)]
@@ -70,15 +72,51 @@ impl ContentStore {
         }
     }
 
+    /// The same with the memory that nobody needs right now, for whoever must not wait for those who hold the rest.
+    /// `false` if there is not enough of it: then nothing was written.
+    pub(super) async fn compact_index_now(
+        &self,
+        index: &EpochIndex,
+        kind: IndexKind,
+        blobs: &[BlobMetadata],
+    ) -> Result<bool> {
+        let budget = self.shared.committed.loader().budget();
+        let share = CATALOG_MEMORY.min(budget.total() / 16);
+        let Some(memory) = budget.try_reserve(share) else { return Ok(false) };
+        if !index.confirm(kind, blobs, &BTreeSet::new()).await? {
+            return Ok(true);
+        }
+        // Nobody else draws on it, so that nobody is waited for.
+        let merged = self.merge_index_within(blobs, i64::MIN, Budget::new(share)).await?;
+        drop(memory);
+        let Some(memory) = budget.try_reserve(merged.memory) else { return Ok(false) };
+        self.write_shards(kind, &merged, Some(&memory)).await?;
+        Ok(true)
+    }
+
     /// Merges index blobs into a new set of `kind`. A crash on the way leaves a part of a set, which nobody reads.
     pub(crate) async fn write_index_set(&self, kind: IndexKind, blobs: &[BlobMetadata]) -> Result<()> {
         let merged = self.merge_index(blobs, i64::MIN).await?;
+        self.write_shards(kind, &merged, None).await
+    }
+
+    /// Writes the shards of a set one after another. Without `memory` that is there for them, each waits for its own.
+    async fn write_shards(
+        &self,
+        kind: IndexKind,
+        merged: &MergedIndex,
+        memory: Option<&Reservation>,
+    ) -> Result<()> {
         let suffix = Suffix::of_set(self.shared.environment.random_array()?, merged.shard_count());
         for shard in 0..merged.shard_count() {
-            let sealed = merged.seal_shard(shard, &[]).await?;
-            let id = BlobId::new(kind.name(&sealed.blob.hash_hex(), &suffix))?;
+            let _own = match memory {
+                Some(_) => None,
+                None => Some(merged.reserve_shard().await?),
+            };
+            let sealed = merged.seal(shard, &[]).await?;
+            let id = BlobId::new(kind.name(&sealed.hash_hex(), &suffix))?;
             let options = self.shared.format.put_options();
-            self.shared.store.put(&id, sealed.blob.bytes().clone().into(), &options).await?;
+            self.shared.store.put(&id, sealed.bytes().clone().into(), &options).await?;
         }
         Ok(())
     }
@@ -90,8 +128,19 @@ impl ContentStore {
     /// Goes through local files; memory is taken in proportion to the packs. Fails with [`Error::MissingBlob`] if a
     /// blob is not there any more.
     pub async fn merge_index(&self, blobs: &[BlobMetadata], watermark: i64) -> Result<MergedIndex> {
+        let budget = self.shared.committed.loader().budget().clone();
+        self.merge_index_within(blobs, watermark, budget).await
+    }
+
+    /// The same with local files that are merged within a budget of their own.
+    async fn merge_index_within(
+        &self,
+        blobs: &[BlobMetadata],
+        watermark: i64,
+        budget: Budget,
+    ) -> Result<MergedIndex> {
         let loader = self.shared.committed.loader().clone();
-        let options = CatalogOptions { budget: Some(loader.budget().clone()), ..CatalogOptions::default() };
+        let options = CatalogOptions { budget: Some(budget), ..CatalogOptions::default() };
         let catalog = Arc::new(Catalog::temporary_in(loader.folder(), options)?);
         let mut names = BTreeSet::new();
         for blob in blobs {
@@ -169,9 +218,19 @@ impl MergedIndex {
 
     /// Encodes and seals one shard. `suffix` follows its entries: random bytes where the format asks for them.
     pub async fn seal_shard(&self, place: usize, suffix: &[u8]) -> Result<SealedShard> {
+        let memory = self.reserve_shard().await?;
+        Ok(SealedShard { blob: self.seal(place, suffix).await?, _memory: memory })
+    }
+
+    /// Waits for the memory that a shard takes.
+    async fn reserve_shard(&self) -> Result<Reservation> {
+        Ok(self.budget.reserve_async(self.memory).await?)
+    }
+
+    /// Encodes and seals one shard, whose memory is there.
+    async fn seal(&self, place: usize, suffix: &[u8]) -> Result<SealedBlob> {
         let shard =
             *self.shards.get(place).ok_or_else(|| Error::Worker(format!("there is no shard {place}")))?;
-        let memory = self.budget.reserve_async(self.memory).await?;
         let (snapshot, version, cut) = (self.snapshot.clone(), self.version, self.cut);
         let (sealer, suffix) = (self.sealer.clone(), suffix.to_vec());
         let seal = move || -> Result<SealedBlob> {
@@ -182,6 +241,6 @@ impl MergedIndex {
             plain.extend_from_slice(&suffix);
             sealer.seal_blob(&plain)
         };
-        Ok(SealedShard { blob: blocking(seal).await??, _memory: memory })
+        blocking(seal).await?
     }
 }

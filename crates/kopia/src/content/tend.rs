@@ -1,5 +1,7 @@
 //! Keeping the index small while writing: who publishes into an epoch that is full begins the next one, and merges the
 //! blobs of one that is settled. So index blobs do not pile up until somebody runs maintenance.
+//!
+//! Nothing here waits for memory: whoever flushes may hold all of it, or be waited for by those who do.
 
 use super::ContentStore;
 use super::committed::IndexBlobs;
@@ -7,7 +9,6 @@ use crate::Result;
 use crate::epoch::EpochIndex;
 use crate::epoch::names::{self, IndexKind};
 use lifeboat_blobs::BlobId;
-use std::collections::BTreeSet;
 
 impl ContentStore {
     /// Looks after the index, now that something was published. What was published is safe whatever comes of this, so
@@ -32,8 +33,10 @@ impl ContentStore {
             state = index.refresh().await?.state;
         }
         if let Some((epoch, blobs)) = state.next_to_compact() {
-            self.compact_index(index, IndexKind::Single(epoch), &blobs, &BTreeSet::new()).await?;
-            index.refresh().await?;
+            match self.compact_index_now(index, IndexKind::Single(epoch), &blobs).await? {
+                true => _ = index.refresh().await?,
+                false => tracing::debug!(epoch, "no memory to compact the epoch; maintenance will do it"),
+            }
         }
         Ok(())
     }

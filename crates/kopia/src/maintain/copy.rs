@@ -1,6 +1,6 @@
 //! Writing contents again into new packs.
 
-use super::regions::{Region, Sealed, is_damage, regions};
+use super::regions::{Region, Sealed, regions};
 use super::report::Amount;
 use crate::content::ContentStore;
 use crate::repo::Repository;
@@ -53,7 +53,7 @@ async fn copy_region(
             match copy_one(&contents, &known, sealed, &since) {
                 Ok(true) => copied.written.add(known.packed_length.into()),
                 Ok(false) => {}
-                Err(error) if is_damage(&error) => copied.damaged.push((known.id, error.to_string())),
+                Err(error) if error.is_damage() => copied.damaged.push((known.id, error.to_string())),
                 Err(error) => return Err(error),
             }
         }

@@ -1,15 +1,13 @@
 //! Taking apart what snapshots consist of: a directory into its entries, an object's index into its parts.
 
-use crate::object::{ObjectId, ObjectReader};
+use crate::object::ObjectId;
 use crate::snapshot::{DirEntries, DirEntry, EntryType};
 use crate::{Error, Result};
-use bytes::Bytes;
 use lifeboat_index::ContentId;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::io::{BufReader, Read};
-use tokio::runtime::Handle;
 
 /// What `stream` says in the index of an object.
 const INDEX_STREAM: &str = "kopia:indirect";
@@ -202,38 +200,6 @@ impl<'de> Visitor<'de> for PartList<'_, '_> {
                 return Err(A::Error::custom("stopped"));
             }
         }
-        Ok(count)
-    }
-}
-
-/// An object as a plain reader, for worker threads. The error that ended it is kept: parsers only pass on its text.
-pub(super) struct ObjectText {
-    reader: ObjectReader,
-    runtime: Handle,
-    chunk: Bytes,
-    pub(super) failed: Option<Error>,
-}
-
-impl ObjectText {
-    pub(super) fn new(reader: ObjectReader, runtime: Handle) -> Self {
-        ObjectText { reader, runtime, chunk: Bytes::new(), failed: None }
-    }
-}
-
-impl Read for ObjectText {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        if self.chunk.is_empty() {
-            match self.runtime.block_on(self.reader.next_chunk()) {
-                Ok(chunk) => self.chunk = chunk,
-                Err(error) => {
-                    let text = error.to_string();
-                    self.failed = Some(error);
-                    return Err(std::io::Error::other(text));
-                }
-            }
-        }
-        let count = out.len().min(self.chunk.len());
-        out[..count].copy_from_slice(&self.chunk.split_to(count));
         Ok(count)
     }
 }

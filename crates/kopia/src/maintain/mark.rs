@@ -9,13 +9,14 @@
 //! Marking fails closed. Whatever cannot be read or understood becomes an [`Obstacle`], and as long as there is one,
 //! nobody may conclude from what was found that something else is not needed.
 
-use super::expand::{Found, Node, ObjectText, expand, found_entry};
+use super::expand::{Found, Node, expand, found_entry};
 use super::recall::{Links, Memory, Recall, Shelf};
-use super::regions::{Located, Region, Sealed, is_damage, regions};
+use super::regions::{Located, Region, Sealed, regions};
 use super::report::{Obstacle, Obstacles};
 use super::settled::names_of;
 use crate::content::ContentStore;
 use crate::manifest::ManifestId;
+use crate::object::ObjectText;
 use crate::repo::Repository;
 use crate::snapshot::SnapshotList;
 use crate::sort::{Merge, Probe, Run, RunWriter, Scratch, Sorted, Sorter};
@@ -151,7 +152,7 @@ impl Finds {
     /// Notes that `object` of a snapshot cannot be read; what is no damage but a failure is passed on.
     fn settle(&self, snapshot: u32, object: impl ToString, outcome: Result<()>) -> Result<()> {
         match outcome {
-            Err(error) if is_damage(&error) => {
+            Err(error) if error.is_damage() => {
                 let (object, reason) = (object.to_string(), error.to_string());
                 let id = snapshot_of(&self.snapshots, snapshot);
                 self.obstacles.lock().add(Obstacle::Snapshot { id, object, reason });

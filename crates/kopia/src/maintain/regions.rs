@@ -1,7 +1,7 @@
 //! Reading many contents with few requests: neighbours in a pack come together.
 
+use crate::Result;
 use crate::content::ContentStore;
-use crate::{Error, Result};
 use bytes::Bytes;
 use lifeboat_blobs::{BlobId, ErrorKind};
 use lifeboat_budget::{Budget, Reservation};
@@ -112,25 +112,12 @@ impl<T: Located> Region<T> {
                 Err(error) => Err(error),
             };
             match sealed {
-                Err(error) if !is_damage(&error) => return Err(error),
+                Err(error) if !error.is_damage() => return Err(error),
                 sealed => read.push((item, sealed)),
             }
         }
         Ok(read)
     }
-}
-
-/// Whether something in the repository is broken, as opposed to a call that failed.
-pub(super) fn is_damage(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::DamagedBlob { .. }
-            | Error::MissingBlob { .. }
-            | Error::ContentNotFound { .. }
-            | Error::DamagedContent { .. }
-            | Error::DamagedObject { .. }
-            | Error::DamagedManifest { .. }
-    )
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::runs::Run;
 use super::writer::{ObjectWriter, WriterOptions};
-use super::{ObjectId, Objects};
+use super::{ObjectId, ObjectReader, ObjectText, Objects};
 use crate::{Error, Result};
 use lifeboat_index::Prefix;
 use lifeboat_primitives::compress::Compressor;
@@ -10,6 +10,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 use std::fmt::{self, Write};
+use std::io::BufReader;
+use tokio::runtime::Handle;
 
 /// What `stream` says.
 const STREAM: &str = "kopia:indirect";
@@ -24,8 +26,8 @@ pub(super) struct Entry {
     pub(super) object: ObjectId,
 }
 
-/// More parts than any real object has: the largest file of ext4 has as many if it is cut every 128 KiB, and their index
-/// takes gigabytes. Without a limit, a hole that costs nobody anything would keep a backup busy for ever.
+/// More parts than any real object has: the largest file of ext4 has as many if it is cut every 128 KiB, as its data is
+/// on average, or half of it if it is a hole, which is cut twice as often. Their index takes gigabytes. Without a limit, a hole that costs nobody anything would keep a backup busy for ever.
 const MAX_PARTS: u64 = 1 << 27;
 
 /// Refuses objects that are too large, before work is put into them.
@@ -37,6 +39,14 @@ pub(super) fn check_size(parts: u64, length: u64) -> Result<()> {
              it out, or choose a splitter with longer pieces"
         ))),
     }
+}
+
+/// An object whose index was written, if it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Indexed {
+    pub(super) object: ObjectId,
+    pub(super) parts: u64,
+    pub(super) length: u64,
 }
 
 /// Writes the index of an object part by part; it is never in memory as a whole.
@@ -86,11 +96,13 @@ impl IndexWriter {
     }
 
     /// The object: its only part, or what the index stands for; `None` if it has no parts.
-    pub(super) fn into_object(self) -> Result<Option<ObjectId>> {
-        match self.parts {
-            0 | 1 => Ok(self.first),
-            _ => self.finish().map(Some),
-        }
+    pub(super) fn into_object(self) -> Result<Option<Indexed>> {
+        let (parts, length) = (self.parts, self.end);
+        let object = match parts {
+            0 | 1 => self.first,
+            _ => Some(self.finish()?),
+        };
+        Ok(object.map(|object| Indexed { object, parts, length }))
     }
 
     /// The object that the index stands for, also if it has a single part. There must be one: Kopia crashes on an index
@@ -146,6 +158,24 @@ pub(super) fn visit_slice(json: &[u8], each: Visit<'_>) -> std::result::Result<(
 /// The same for an index that is too long for memory.
 pub(super) fn visit_reader(json: impl std::io::Read, each: Visit<'_>) -> std::result::Result<(), String> {
     visit(serde_json::Deserializer::from_reader(json), each)
+}
+
+/// Reads the index of `object` from its `reader`, part by part. For worker threads.
+pub(super) fn visit_object(
+    object: ObjectId,
+    reader: ObjectReader,
+    runtime: Handle,
+    each: &mut dyn FnMut(Entry) -> Result<()>,
+) -> Result<()> {
+    let mut text = ObjectText::new(reader, runtime);
+    let mut failed = None;
+    let visited = visit_reader(BufReader::new(&mut text), &mut |entry| {
+        each(entry).map_err(|error| failed = Some(error)).is_ok()
+    });
+    match text.failed.or(failed) {
+        Some(error) => Err(error),
+        None => visited.map_err(|reason| Error::DamagedObject { id: object.to_string(), reason }),
+    }
 }
 
 fn visit<'de>(

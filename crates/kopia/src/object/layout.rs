@@ -1,7 +1,8 @@
 //! An object as a flat list of contents: all levels of indexes resolved.
 
 use super::indirect::{self, Entry};
-use super::{ObjectId, Objects};
+use super::{ObjectId, ObjectReader, Objects};
+use crate::worker::blocking;
 use crate::{Error, Result};
 use bytes::Bytes;
 use lifeboat_index::ContentId;
@@ -9,6 +10,8 @@ use std::ops::Range;
 
 /// More levels than this, counting objects inside indexes too, no writer makes.
 pub(super) const MAX_DEPTH: usize = 8;
+/// Longer indexes are not in memory as a whole when they are read.
+const LONG_INDEX: u64 = 4 << 20;
 
 /// A part of an object that is one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +54,13 @@ pub struct ObjectLayout {
 impl ObjectLayout {
     /// Reads the indexes of an object.
     pub async fn load(objects: &Objects, id: ObjectId) -> Result<Self> {
-        let mut layout = ObjectLayout { id, entries: Vec::new(), index_contents: Vec::new(), length: 0 };
+        let mut layout = Self::empty(id);
         layout.add(objects, id, None, 0).await?;
         Ok(layout)
+    }
+
+    fn empty(id: ObjectId) -> Self {
+        ObjectLayout { id, entries: Vec::new(), index_contents: Vec::new(), length: 0 }
     }
 
     /// The object.
@@ -106,13 +113,16 @@ impl ObjectLayout {
                     Some(length) => length,
                     None => direct_length(objects, object).await?,
                 };
-                let (content, compressed) = (object.content(), object.is_compressed());
-                self.entries.push(LayoutEntry { start, length, content, compressed });
-                self.length = start.checked_add(length).ok_or_else(|| self.damaged("it is too long"))?;
+                self.push(objects, object, length)?;
             }
             Some(index) => {
-                for entry in self.read_index(objects, index, depth).await? {
-                    Box::pin(self.add(objects, entry.object, Some(entry.length), depth + 1)).await?;
+                let own = self.layout_of_index(objects, index, depth).await?;
+                if own.length > LONG_INDEX.min(objects.budget.total() / 16) {
+                    self.add_long_index(objects, own, depth).await?;
+                } else {
+                    for entry in self.read_index(objects, own).await? {
+                        Box::pin(self.add(objects, entry.object, Some(entry.length), depth + 1)).await?;
+                    }
                 }
             }
         }
@@ -124,20 +134,55 @@ impl ObjectLayout {
         }
     }
 
-    async fn read_index(&mut self, objects: &Objects, index: ObjectId, depth: usize) -> Result<Vec<Entry>> {
-        let mut own = ObjectLayout { id: index, entries: Vec::new(), index_contents: Vec::new(), length: 0 };
+    /// Adds a part that is one content.
+    fn push(&mut self, objects: &Objects, object: ObjectId, length: u64) -> Result<()> {
+        // The budget bounds what a hostile index can make us keep. It is not waited for: whoever opens an object may
+        // hold all of it.
+        let requested = ((self.entries.len() + 1) * size_of::<LayoutEntry>()) as u64;
+        let total = objects.budget.total();
+        if requested > total {
+            return Err(lifeboat_budget::TooLarge { requested, total }.into());
+        }
+        let (start, content, compressed) = (self.length, object.content(), object.is_compressed());
+        self.entries.push(LayoutEntry { start, length, content, compressed });
+        self.length = start.checked_add(length).ok_or_else(|| self.damaged("it is too long"))?;
+        Ok(())
+    }
+
+    async fn layout_of_index(&mut self, objects: &Objects, index: ObjectId, depth: usize) -> Result<Self> {
+        let mut own = Self::empty(index);
         Box::pin(own.add(objects, index, None, depth + 1)).await?;
         self.index_contents.append(&mut own.index_contents);
         self.index_contents.extend(own.entries.iter().map(|entry| entry.content));
-        // The budget bounds what a hostile index can make us read. It is not waited for: whoever opens an object may
-        // hold all of it.
-        let total = objects.budget.total();
-        if own.length > total {
-            return Err(lifeboat_budget::TooLarge { requested: own.length, total }.into());
-        }
+        Ok(own)
+    }
+
+    async fn read_index(&self, objects: &Objects, own: Self) -> Result<Vec<Entry>> {
         let _memory = objects.budget.try_reserve(own.length);
         let json = own.read_all(objects).await?;
         indirect::parse(&json).map_err(|reason| self.damaged(&reason))
+    }
+
+    /// Adds the parts in the index whose own layout this is, as they are read.
+    async fn add_long_index(&mut self, objects: &Objects, own: Self, depth: usize) -> Result<()> {
+        let (id, objects) = (self.id, objects.clone());
+        let mut layout = std::mem::replace(self, Self::empty(id));
+        let read = move || {
+            let runtime = objects.runtime.clone();
+            let reader = ObjectReader::of(objects.clone(), own);
+            let outcome = indirect::visit_object(id, reader, runtime.clone(), &mut |entry| match entry
+                .object
+                .index_object()
+            {
+                None => layout.push(&objects, entry.object, entry.length),
+                Some(_) => {
+                    runtime.block_on(layout.add(&objects, entry.object, Some(entry.length), depth + 1))
+                }
+            });
+            outcome.map(|()| layout)
+        };
+        *self = blocking(read).await??;
+        Ok(())
     }
 
     async fn read_all(&self, objects: &Objects) -> Result<Bytes> {

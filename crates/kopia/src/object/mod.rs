@@ -15,6 +15,8 @@ mod regions;
 mod runs;
 mod scatter;
 mod table;
+mod text;
+mod whole;
 mod writer;
 
 pub use id::{InvalidObjectId, ObjectId};
@@ -23,6 +25,7 @@ pub use positional::{PositionalOptions, PositionalWriter};
 pub use reader::ObjectReader;
 pub use regions::{Pieces, RegionWriter};
 pub use scatter::{Destination, ScatterOptions, ScatterTotals, Wanted};
+pub(crate) use text::ObjectText;
 pub use writer::{ObjectWriter, WriterOptions};
 
 use crate::content::{ContentStore, ContentToWrite};
@@ -73,23 +76,6 @@ impl Objects {
     /// A reader.
     pub async fn open(&self, id: ObjectId) -> Result<ObjectReader> {
         ObjectReader::open(self.clone(), id).await
-    }
-
-    /// Whether everything that an object needs is there, as far as the index and one listing of the packs tell: asked
-    /// before an object of an earlier snapshot is used again without its data being read.
-    pub async fn is_whole(&self, id: ObjectId) -> Result<bool> {
-        let layout = match ObjectLayout::load(self, id).await {
-            Ok(layout) => layout,
-            Err(Error::Storage(error)) => return Err(error.into()),
-            Err(_) => return Ok(false),
-        };
-        for content in layout.index_contents().iter().chain(layout.entries().iter().map(|part| &part.content))
-        {
-            if !self.contents.is_available(content).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// The whole of an object that is known to be small, such as a directory; refused if it is longer than `limit`.

@@ -2,7 +2,7 @@
 
 use super::indirect::{IndexWriter, check_size};
 use super::layout::read_part;
-use super::runs::Run;
+use super::runs::{Run, SOME};
 use super::table::IdTable;
 use super::{ObjectId, ObjectReader, Objects, WriterOptions};
 use crate::{Error, Result};
@@ -139,12 +139,19 @@ impl PositionalWriter {
     /// Notes chunks that were stored.
     fn note(&self, chunks: &[(u64, Range<usize>)], ids: Vec<ObjectId>) -> Result<()> {
         for ((number, _), id) in chunks.iter().zip(ids) {
-            let open = self.chunks.lock().open.get(number).cloned();
-            match open {
-                Some(open) => self.settle(*number, &open, &mut open.lock(), id)?,
-                // If somebody writes a part meanwhile, either of the two may be the earlier one.
-                None => self.chunks.lock().stored.set(*number, id)?,
-            }
+            let open = {
+                // Whoever begins to write a part after this look must find the whole.
+                let mut chunks = self.chunks.lock();
+                match chunks.open.get(number).cloned() {
+                    Some(open) => open,
+                    None => {
+                        chunks.stored.set(*number, id)?;
+                        continue;
+                    }
+                }
+            };
+            // If somebody is writing a part, either of the two may be the earlier one.
+            self.settle(*number, &open, &mut open.lock(), id)?;
         }
         Ok(())
     }
@@ -223,6 +230,13 @@ impl PositionalWriter {
         ids.first().copied().ok_or_else(|| Error::Worker("a chunk got no id".into()))
     }
 
+    /// The object as it is stored so far, and its length, so that what was written can be found after a crash: all the
+    /// rest is as in the parent, or zeros. `None` if nothing is stored. Writing goes on meanwhile.
+    pub fn checkpoint(&self) -> Result<Option<(ObjectId, u64)>> {
+        let is_empty = self.chunks.lock().stored.is_empty();
+        if is_empty { Ok(None) } else { self.compose().map(Some) }
+    }
+
     /// Completes the object and returns its id.
     pub fn finish(self) -> Result<ObjectId> {
         let open = std::mem::take(&mut self.chunks.lock().open);
@@ -233,29 +247,35 @@ impl PositionalWriter {
                 self.chunks.lock().stored.set(number, id)?;
             }
         }
+        Ok(self.compose()?.0)
+    }
+
+    /// The object of what is stored, and its length.
+    fn compose(&self) -> Result<(ObjectId, u64)> {
         let parent_len = self.parent.as_ref().map_or(0, ObjectReader::len);
         let length = self.options.length.unwrap_or_else(|| parent_len.max(*self.extent.lock()));
         let WriterOptions { prefix, metadata_compression, .. } = self.options.writer;
         let index = IndexWriter::new(&self.objects, prefix, metadata_compression);
-        let mut composer = Composer { writer: &self, index, zeros: None };
-        for (number, stored) in self.chunks.lock().stored.iter() {
-            let start = number * self.options.chunk_size as u64;
-            let full = self.full_len(number);
-            // Only an object whose length was not known has a last chunk that is longer than what is there of it.
-            let wanted = length.saturating_sub(start).min(full as u64) as usize;
-            let object = match wanted < full {
-                true => {
-                    let data = self.read_stored(stored, full)?;
-                    self.store_one(&data[..wanted.min(data.len())])?
-                }
-                false => stored,
-            };
-            composer.fill(start)?;
-            composer.push(1, wanted as u64, object)?;
+        let mut composer = Composer { writer: self, index, zeros: None };
+        let mut next = 0;
+        loop {
+            // Whoever writes does not wait for the index.
+            let some: Vec<_> = self.chunks.lock().stored.iter_from(next).take(SOME).collect();
+            let Some((last, _)) = some.last() else { break };
+            next = last + 1;
+            for (number, stored) in some {
+                composer.add_stored(number, stored, length)?;
+            }
         }
         composer.fill(length)?;
-        let object = composer.index.into_object()?;
-        object.map_or_else(|| self.store_one(&[]), Ok)
+        match composer.index.into_object()? {
+            None => Ok((self.store_one(&[])?, 0)),
+            Some(written) if written.length == length => Ok((written.object, length)),
+            Some(written) => {
+                let text = format!("an object of {length} bytes became one of {}", written.length);
+                Err(Error::Worker(text))
+            }
+        }
     }
 }
 
@@ -296,6 +316,27 @@ struct Composer<'a> {
 impl Composer<'_> {
     fn push(&mut self, count: u64, length: u64, object: ObjectId) -> Result<()> {
         if length > 0 { self.index.push(Run { count, length, object }) } else { Ok(()) }
+    }
+
+    /// Adds a chunk that was stored, and what lies before it.
+    fn add_stored(&mut self, number: u64, stored: ObjectId, length: u64) -> Result<()> {
+        let start = number * self.writer.options.chunk_size as u64;
+        let full = self.writer.full_len(number);
+        // Only an object whose length was not known has a last chunk that is longer than what is there of it, or
+        // chunks that were written after its length was asked for.
+        let wanted = length.saturating_sub(start).min(full as u64) as usize;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let object = match wanted < full {
+            true => {
+                let data = self.writer.read_stored(stored, full)?;
+                self.writer.store_one(&data[..wanted.min(data.len())])?
+            }
+            false => stored,
+        };
+        self.fill(start)?;
+        self.push(1, wanted as u64, object)
     }
 
     /// Adds what nobody wrote, up to `until`.

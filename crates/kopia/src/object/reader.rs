@@ -40,7 +40,12 @@ impl Drop for Fetch {
 impl ObjectReader {
     pub(super) async fn open(objects: Objects, id: ObjectId) -> Result<Self> {
         let layout = ObjectLayout::load(&objects, id).await?;
-        Ok(ObjectReader { objects, layout, position: 0, current: None, ahead: VecDeque::new() })
+        Ok(Self::of(objects, layout))
+    }
+
+    /// A reader of the object whose layout is known.
+    pub(super) fn of(objects: Objects, layout: ObjectLayout) -> Self {
+        ObjectReader { objects, layout, position: 0, current: None, ahead: VecDeque::new() }
     }
 
     /// The object's length.

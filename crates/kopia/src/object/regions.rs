@@ -1,6 +1,6 @@
 //! Large objects: where they are cut is found out in order, their pieces are written by any number of threads.
 
-use super::indirect::check_size;
+use super::indirect::{Indexed, check_size};
 use super::runs::{Run, Runs, object_of};
 use super::{ObjectId, Objects, WriterOptions};
 use crate::{Error, Result};
@@ -155,10 +155,10 @@ impl RegionWriter {
         self.state.lock().note(pieces.first, runs)
     }
 
-    /// The object as far as it is written without a gap, so that what was written so far can be found after a
-    /// crash; `None` if nothing is. Writing goes on meanwhile.
-    pub fn checkpoint(&self) -> Result<Option<ObjectId>> {
-        self.object()
+    /// The object as far as it is written without a gap, and its length, so that what was written so far can be found
+    /// after a crash; `None` if nothing is. Writing goes on meanwhile.
+    pub fn checkpoint(&self) -> Result<Option<(ObjectId, u64)>> {
+        Ok(self.object()?.map(|written| (written.object, written.length)))
     }
 
     /// The object's id. All of it must have been cut and written.
@@ -168,10 +168,15 @@ impl RegionWriter {
             (state.is_cut && state.complete == state.pieces, state.complete)
         };
         let missing = || Error::Invalid(format!("piece {complete} of an object is missing"));
-        if is_whole { self.object()?.ok_or_else(missing) } else { Err(missing()) }
+        if !is_whole {
+            return Err(missing());
+        }
+        let written = self.object()?.ok_or_else(missing)?;
+        self.state.lock().written.check_all(&written)?;
+        Ok(written.object)
     }
 
-    fn object(&self) -> Result<Option<ObjectId>> {
+    fn object(&self) -> Result<Option<Indexed>> {
         object_of(&self.objects, &self.options, |place| self.state.lock().written.some_from(place))
     }
 }
@@ -196,8 +201,8 @@ impl State {
         }
         while let Some(runs) = self.ahead.remove(&self.complete) {
             for run in runs {
-                self.complete += run.count;
                 self.written.push(run)?;
+                self.complete += run.count;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The pieces of one object in a row, of which those that are repeated are kept once.
 
-use super::indirect::{IndexWriter, check_size};
+use super::indirect::{IndexWriter, Indexed, check_size};
 use super::table::IdTable;
 use super::{ObjectId, Objects, WriterOptions};
 use crate::{Error, Result};
@@ -27,7 +27,7 @@ pub(super) struct Runs {
 }
 
 /// So many runs are taken out at once for an index, while others are added.
-const SOME: usize = 4096;
+pub(super) const SOME: usize = 4096;
 
 impl Runs {
     /// No runs.
@@ -60,13 +60,25 @@ impl Runs {
     }
 
     /// Some of the runs from `place` on: not so many that they would take much, and none only if there are none.
-    pub(super) fn some_from(&self, place: usize) -> Vec<Run> {
-        let run = |place| {
+    pub(super) fn some_from(&self, place: usize) -> Result<Vec<Run>> {
+        let run = |(place, length): (usize, &u32)| {
             let count = self.counts.get(&place).copied().unwrap_or(1);
-            let length = u64::from(*self.lengths.get(place)?);
-            Some(Run { count, length, object: self.objects.get(place as u64)? })
+            let object = self.objects.get(place as u64);
+            let object = object.ok_or_else(|| Error::Worker(format!("piece {place} has no id any more")))?;
+            Ok(Run { count, length: u64::from(*length), object })
         };
-        (place..self.lengths.len()).map_while(run).take(SOME).collect()
+        self.lengths.iter().enumerate().skip(place).take(SOME).map(run).collect()
+    }
+
+    /// Makes sure that an object is all of the runs, before anybody relies on it.
+    pub(super) fn check_all(&self, written: &Indexed) -> Result<()> {
+        match (written.parts, written.length) == (self.pieces, self.bytes) {
+            true => Ok(()),
+            false => Err(Error::Worker(format!(
+                "an object of {} bytes in {} pieces became one of {} bytes in {}",
+                self.bytes, self.pieces, written.length, written.parts
+            ))),
+        }
     }
 }
 
@@ -74,12 +86,12 @@ impl Runs {
 pub(super) fn object_of(
     objects: &Objects,
     options: &WriterOptions,
-    next: impl Fn(usize) -> Vec<Run>,
-) -> Result<Option<ObjectId>> {
+    next: impl Fn(usize) -> Result<Vec<Run>>,
+) -> Result<Option<Indexed>> {
     let mut index = IndexWriter::new(objects, options.prefix, options.metadata_compression);
     let mut place = 0;
     loop {
-        let runs = next(place);
+        let runs = next(place)?;
         if runs.is_empty() {
             return index.into_object();
         }

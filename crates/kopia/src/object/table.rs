@@ -62,13 +62,19 @@ impl IdTable {
         unpacked(self.pages.get(&page)?.get(at..at + self.slot_len())?)
     }
 
-    /// All ids that there are, in order of their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, ObjectId)> {
+    /// All ids that there are from a number on, in order of their numbers.
+    pub(super) fn iter_from(&self, first: u64) -> impl Iterator<Item = (u64, ObjectId)> {
         let numbered = |(page, slots): (u64, &[u8])| {
             let (first, slots) = (page * PAGE, slots.chunks_exact(self.slot_len()).zip(0..));
             slots.filter_map(|(slot, place)| Some((first + place, unpacked(slot)?))).collect::<Vec<_>>()
         };
-        self.pages.iter().map(|(page, slots)| (*page, &**slots)).flat_map(numbered)
+        let pages = self.pages.range(first / PAGE..).map(|(page, slots)| (*page, &**slots));
+        pages.flat_map(numbered).skip_while(move |(number, _)| *number < first)
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
     }
 }
 
@@ -111,7 +117,10 @@ mod tests {
                 assert_eq!(table.get(number), None);
                 table.set(number, object).unwrap();
             }
-            assert_eq!(table.iter().collect::<Vec<_>>(), Vec::from_iter(numbers.into_iter().zip(ids)));
+            let all = Vec::from_iter(numbers.into_iter().zip(ids));
+            assert_eq!(table.iter_from(0).collect::<Vec<_>>(), all);
+            assert_eq!(table.iter_from(1 << 40).collect::<Vec<_>>(), all[4..]);
+            assert_eq!(table.iter_from(PAGE - 1).collect::<Vec<_>>(), all[2..]);
             table.set(1 << 40, ids[5]).unwrap();
             assert_eq!((table.get(1 << 40), table.get(2)), (Some(ids[5]), None));
             // Neither an object with an index nor a content of another repository is a piece.
@@ -129,7 +138,7 @@ mod tests {
         // Threads do not keep to the order.
         (0..chunks).for_each(|number| table.set(number ^ 5, ObjectId::direct(hash(number))).unwrap());
         assert!(bytes(&table) < 18 << 20, "{}", bytes(&table));
-        assert_eq!(table.iter().count(), 1 << 20);
+        assert_eq!(table.iter_from(0).count(), 1 << 20);
         assert_eq!(table.get(12_345), Some(ObjectId::direct(hash(12_345 ^ 5))));
     }
 

@@ -1,5 +1,6 @@
 //! Writing an object from a stream of bytes.
 
+use super::indirect::Indexed;
 use super::runs::{Run, Runs, object_of};
 use super::{ObjectId, Objects};
 use crate::{Error, Result};
@@ -282,11 +283,11 @@ impl ObjectWriter {
         }
     }
 
-    /// The object as it is up to the last cut, so that what was written so far can be found after a crash; `None`
-    /// if there is no cut yet. Writing goes on afterwards.
-    pub fn checkpoint(&mut self) -> Result<Option<ObjectId>> {
+    /// The object as it is up to the last cut, and its length, so that what was written so far can be found after a
+    /// crash; `None` if there is no cut yet. Writing goes on afterwards.
+    pub fn checkpoint(&mut self) -> Result<Option<(ObjectId, u64)>> {
         self.write_gathered()?;
-        self.object()
+        Ok(self.object()?.map(|written| (written.object, written.length)))
     }
 
     /// Writes what is left and returns the object's id.
@@ -299,10 +300,12 @@ impl ObjectWriter {
         } else {
             self.write_gathered()?;
         }
-        self.object()?.ok_or_else(|| Error::Worker("an object got no chunk".into()))
+        let written = self.object()?.ok_or_else(|| Error::Worker("an object got no chunk".into()))?;
+        self.runs.check_all(&written)?;
+        Ok(written.object)
     }
 
-    fn object(&self) -> Result<Option<ObjectId>> {
+    fn object(&self) -> Result<Option<Indexed>> {
         object_of(&self.objects, &self.options, |place| self.runs.some_from(place))
     }
 }

@@ -104,8 +104,8 @@ impl ObjectWriter for Streamed {
         Ok(self.writer.write_zeros(gap)?)
     }
 
-    fn checkpoint(&mut self) -> Result<Option<Id>> {
-        Ok(self.writer.checkpoint()?.map(id_of))
+    fn checkpoint(&mut self) -> Result<Option<(Id, u64)>> {
+        Ok(self.writer.checkpoint()?.map(|(object, length)| (id_of(object), length)))
     }
 
     fn result(self: Box<Self>) -> Result<Id> {
@@ -146,8 +146,8 @@ impl RegionWriter for Regions {
         Ok(self.0.write(region, pieces)?)
     }
 
-    fn checkpoint(&self) -> Result<Option<Id>> {
-        Ok(self.0.checkpoint()?.map(id_of))
+    fn checkpoint(&self) -> Result<Option<(Id, u64)>> {
+        Ok(self.0.checkpoint()?.map(|(object, length)| (id_of(object), length)))
     }
 
     fn result(&self) -> Result<Id> {
@@ -180,9 +180,12 @@ impl ObjectWriter for AtOffsets {
         Ok(self.writer.write_buffer_at(offset, buffer, ranges)?)
     }
 
-    fn checkpoint(&mut self) -> Result<Option<Id>> {
-        // Its chunks are contents already: a run that is repeated finds them by their hash.
-        Ok(None)
+    fn checkpoint(&mut self) -> Result<Option<(Id, u64)>> {
+        self.checkpoint_meanwhile()
+    }
+
+    fn checkpoint_meanwhile(&self) -> Result<Option<(Id, u64)>> {
+        Ok(self.writer.checkpoint()?.map(|(object, length)| (id_of(object), length)))
     }
 
     fn result(self: Box<Self>) -> Result<Id> {

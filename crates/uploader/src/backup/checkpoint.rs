@@ -4,11 +4,11 @@
 //! They keep what was written safe from garbage collection, and the next backup takes files over from them.
 
 use super::directory::{Directory, Open, Part};
-use super::{Run, manifest};
+use super::{MAX_CHECKPOINT_INTERVAL, Run, manifest};
 use crate::Result;
 use crate::snapshots::save_snapshot;
 use lifeboat_kopia::snapshot::{DirEntry, IncompleteReason, SnapshotManifest};
-use lifeboat_repository::Id;
+use lifeboat_repository::{Id, Repository};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,13 +20,13 @@ const MAX_NAME: usize = 255;
 
 /// Ends the thread that saves checkpoints.
 #[derive(Debug, Default)]
-pub(super) struct Finished {
+pub(crate) struct Finished {
     done: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Finished {
-    pub(super) fn set(&self) {
+    pub(crate) fn set(&self) {
         *self.done.lock() = true;
         self.changed.notify_all();
     }
@@ -39,34 +39,28 @@ impl Finished {
     }
 }
 
-impl Run<'_> {
-    /// Saves a checkpoint at every interval until the backup is done.
-    pub(super) fn save_checkpoints(&self, finished: &Finished, interval: Duration) {
-        let mut last: Option<Id> = None;
-        while !finished.wait(interval) {
-            match self.save_checkpoint(last.take()) {
-                Ok(saved) => last = saved,
-                // Without checkpoints garbage collection may remove what a long backup has written.
-                Err(error) => return self.fail(error),
-            }
-        }
-    }
-
-    /// Saves what is there so far, in place of the checkpoint before.
-    fn save_checkpoint(&self, last: Option<Id>) -> Result<Option<Id>> {
-        let Some(mut snapshot) = self.incomplete_snapshot(IncompleteReason::Checkpoint)? else {
-            return Ok(last);
-        };
-        let id = save_snapshot(self.repository, &mut snapshot)?;
-        self.repository.flush()?;
+/// Saves what is there so far at every interval until the backup is done, each time in place of the checkpoint before.
+pub(crate) fn save_checkpoints(
+    repository: &dyn Repository,
+    finished: &Finished,
+    interval: Duration,
+    so_far: impl Fn() -> Result<Option<SnapshotManifest>>,
+) -> Result<()> {
+    let mut last: Option<Id> = None;
+    while !finished.wait(interval.min(MAX_CHECKPOINT_INTERVAL)) {
+        let Some(mut snapshot) = so_far()? else { continue };
+        let id = save_snapshot(repository, &mut snapshot)?;
+        repository.flush()?;
         info!(%id, "saved a checkpoint");
-        if let Some(last) = last {
+        if let Some(last) = last.replace(id) {
             // It takes effect with the next flush; until then there are two.
-            self.repository.delete_manifest(&last)?;
+            repository.delete_manifest(&last)?;
         }
-        Ok(Some(id))
     }
+    Ok(())
+}
 
+impl Run<'_> {
     /// What is there so far; `None` if the root is complete.
     pub(super) fn incomplete_snapshot(&self, reason: IncompleteReason) -> Result<Option<SnapshotManifest>> {
         let Some(root) = self.top.lock().upgrade() else { return Ok(None) };
@@ -139,7 +133,7 @@ impl Directory {
                     let Some(gathering) = gathering.upgrade() else { continue };
                     part = gathering.so_far();
                     for file in gathering.open_files() {
-                        for (object, length) in file.checkpoint(run)? {
+                        for (object, length) in file.checkpoint()? {
                             unfinished.add(&checkpointed(&file.spec.entry, object, length))?;
                         }
                     }
@@ -161,7 +155,7 @@ impl Directory {
 }
 
 /// The entry of a file that is not whole, under a name that keeps it from being taken for the file.
-fn checkpointed(entry: &DirEntry, object: Id, size: u64) -> DirEntry {
+pub(crate) fn checkpointed(entry: &DirEntry, object: Id, size: u64) -> DirEntry {
     let name = entry.name.to_string();
     let room = MAX_NAME.saturating_sub(".checkpointed..".len() + object.as_str().len());
     let mut end = name.len().min(room);
@@ -174,14 +168,8 @@ fn checkpointed(entry: &DirEntry, object: Id, size: u64) -> DirEntry {
 
 impl super::large::LargeFile {
     /// The objects that hold what was written so far, and their lengths.
-    fn checkpoint(&self, run: &Run<'_>) -> Result<Vec<(Id, u64)>> {
-        let mut objects = Vec::new();
-        for part in self.parts() {
-            if let Some(object) = part.so_far()? {
-                let length = run.repository.open_object(&object)?.length();
-                objects.push((object, length));
-            }
-        }
-        Ok(objects)
+    fn checkpoint(&self) -> Result<Vec<(Id, u64)>> {
+        let parts = self.parts();
+        parts.iter().filter_map(|part| part.so_far().transpose()).collect()
     }
 }

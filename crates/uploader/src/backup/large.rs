@@ -6,7 +6,7 @@ use super::schedule::Supply;
 use crate::io::{read_ahead, read_at};
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::DirEntry;
-use lifeboat_repository::{Id, ObjectWriteOptions, Pieces, RegionWriter};
+use lifeboat_repository::{ErrorKind, Id, ObjectWriteOptions, Pieces, RegionWriter};
 use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, Stat};
 use rustix::io::Errno;
@@ -168,6 +168,8 @@ struct PartState {
     outstanding: usize,
     /// Whether there will be no more.
     is_read: bool,
+    /// How many bytes the regions have.
+    bytes: u64,
     object: Option<Id>,
 }
 
@@ -178,11 +180,14 @@ impl std::fmt::Debug for FilePart {
 }
 
 impl FilePart {
-    /// An object that holds what was written so far, if anything was.
-    pub(super) fn so_far(&self) -> Result<Option<Id>> {
-        let complete = self.state.lock().object.clone();
+    /// An object that holds what was written so far, and its length, if anything was.
+    pub(super) fn so_far(&self) -> Result<Option<(Id, u64)>> {
+        let complete = {
+            let state = self.state.lock();
+            state.object.clone().map(|object| (object, state.bytes))
+        };
         match complete {
-            Some(object) => Ok(Some(object)),
+            Some(whole) => Ok(Some(whole)),
             None => Ok(self.writer.checkpoint()?),
         }
     }
@@ -267,11 +272,12 @@ impl LargeFile {
         let mut supply = self.supply.lock();
         let limit = supply.part_end.min(supply.size);
         let (data, hole) = self.next_data(supply.at)?;
-        let mut pieces = part.writer.cut_zeros(data.min(limit) - supply.at)?;
+        let zeros = data.min(limit) - supply.at;
+        let mut pieces = part.writer.cut_zeros(zeros).map_err(|error| self.refused(error))?;
         let mut is_end = false;
         if pieces.bytes() > 0 {
             if supply.at + pieces.bytes() == limit {
-                part.writer.cut(&[], true)?;
+                part.writer.cut(&[], true).map_err(|error| self.refused(error))?;
                 is_end = true;
             }
         } else {
@@ -287,7 +293,7 @@ impl LargeFile {
                 supply.size = read_until;
             }
             is_end = read_until == limit.min(supply.size);
-            pieces = part.writer.cut(&room[..length], is_end)?;
+            pieces = part.writer.cut(&room[..length], is_end).map_err(|error| self.refused(error))?;
         }
         supply.at += pieces.bytes();
         let is_last = is_end && supply.at == supply.size;
@@ -295,12 +301,22 @@ impl LargeFile {
             let mut state = part.state.lock();
             state.outstanding += 1;
             state.is_read = is_end;
+            state.bytes += pieces.bytes();
         }
         let mut state = self.state.lock();
         state.outstanding += 1;
         state.is_read = is_last;
         state.size = supply.at;
         Ok(Region { pieces, is_last })
+    }
+
+    /// An error of the repository. What it cannot take, such as a file of too many pieces, is the file's failure and
+    /// not the backup's.
+    fn refused(&self, error: lifeboat_repository::Error) -> Error {
+        match error.kind() {
+            ErrorKind::InvalidInput => Error::file("store", &self.spec.path, std::io::Error::other(error)),
+            _ => error.into(),
+        }
     }
 
     /// Where the next data begins and ends, from `at` on.
@@ -334,7 +350,7 @@ impl LargeFile {
 
     /// Notes how the work has gone on. Whoever brings it to its end writes the entry.
     fn settle(&self, run: &Run<'_>, note: impl FnOnce(&mut LargeState)) -> Result<()> {
-        let state = {
+        let mut state = {
             let mut state = self.state.lock();
             note(&mut state);
             if state.outstanding > 0 || !state.is_read {
@@ -344,9 +360,12 @@ impl LargeFile {
         };
         let (gathering, place) = &self.spec.result;
         let relative = gathering.directory.join(self.spec.entry.name.as_bytes());
-        let part = match state.failed {
-            None => {
-                let entry = self.entry(run, &state)?;
+        let outcome = match state.failed.take() {
+            None => self.entry(run, &state),
+            Some(error) => Err(error),
+        };
+        let part = match outcome {
+            Ok(entry) => {
                 self.note_change(run, &relative, entry.size);
                 run.progress.file_hashed();
                 run.links.remember(&entry);
@@ -355,10 +374,11 @@ impl LargeFile {
                 part.add(&entry)?;
                 part
             }
-            Some(error) => {
+            Err(error @ Error::File { .. }) => {
                 run.entry_failed(&relative, &error, self.spec.ignore_errors)?;
                 Part::failed(&relative, &error, self.spec.ignore_errors)
             }
+            Err(error) => return Err(error),
         };
         gathering.put(run, *place, part)
     }
@@ -368,7 +388,7 @@ impl LargeFile {
         let objects = objects.collect::<Option<Vec<Id>>>().ok_or(Error::Worker)?;
         let object = match objects.as_slice() {
             [only] => only.clone(),
-            several => run.repository.concatenate(several)?,
+            several => run.repository.concatenate(several).map_err(|error| self.refused(error))?,
         };
         Ok(DirEntry { object: object.into_string(), size: state.size, ..self.spec.entry.clone() })
     }

@@ -22,7 +22,7 @@ use crate::progress::{Cancel, Progress};
 use crate::source::{Ignore, Kind, Names, SourceDir, Spelling, extras_of_open, is_cache};
 use crate::{Error, Result};
 use buffers::{Room, Rooms};
-use checkpoint::Finished;
+pub(crate) use checkpoint::{Finished, checkpointed, save_checkpoints};
 use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
 use entry::{head_entry, set_extras};
 use estimate::Estimate;
@@ -281,8 +281,14 @@ impl Run<'_> {
         let (finished, counted_enough) = (Finished::default(), Cancel::default());
         std::thread::scope(|scope| {
             if let Some(interval) = self.options.checkpoint_interval {
-                let (finished, interval) = (&finished, interval.min(MAX_CHECKPOINT_INTERVAL));
-                scope.spawn(move || self.save_checkpoints(finished, interval));
+                let so_far = || self.incomplete_snapshot(IncompleteReason::Checkpoint);
+                let finished = &finished;
+                scope.spawn(move || {
+                    // Without checkpoints garbage collection may remove what a long backup has written.
+                    if let Err(error) = save_checkpoints(self.repository, finished, interval, so_far) {
+                        self.fail(error);
+                    }
+                });
             }
             match estimate::by_parents(&self.options.parents).filter(|_| self.options.estimate) {
                 Some((files, bytes)) => self.progress.estimate(files, bytes),

@@ -5,7 +5,7 @@
 //! a list of what changed since, nothing else is even read.
 
 use crate::actions::{self, Scope};
-use crate::backup::threads;
+use crate::backup::{Finished, checkpointed, save_checkpoints, threads};
 use crate::compression::compressor_for;
 use crate::io::{is_zero, read_ahead, read_at};
 use crate::progress::{Cancel, Progress};
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 use jiff::Timestamp;
 use lifeboat_budget::Budget;
 use lifeboat_kopia::policy::{ActionsPolicy, Policy};
-use lifeboat_kopia::snapshot::{DirEntries, EntryType, SnapshotManifest, SourceInfo};
+use lifeboat_kopia::snapshot::{DirEntries, EntryType, IncompleteReason, SnapshotManifest, SourceInfo};
 use lifeboat_repository::{
     AccessMode, BackupMode, DataType, Id, ObjectWriteOptions, ObjectWriter, Repository,
 };
@@ -23,6 +23,7 @@ use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tracing::warn;
 
 /// The device is read in pieces of this size.
@@ -45,10 +46,13 @@ pub struct BlockBackupOptions {
     /// Compression of data and metadata.
     pub policy: Policy,
     /// An earlier snapshot of the same device, and all ranges that changed since. Without them, or if the earlier
-    /// snapshot turns out not to be one of a device, or not to be whole, everything is read.
+    /// snapshot turns out not to be one of a device, or not to be complete and whole, everything is read.
     pub changes: Option<(SnapshotManifest, Vec<Range<u64>>)>,
     /// Free text.
     pub description: String,
+    /// How often to save what is there so far as an incomplete snapshot, at most every
+    /// [`MAX_CHECKPOINT_INTERVAL`](crate::MAX_CHECKPOINT_INTERVAL); also when the backup is cancelled. Never if not given.
+    pub checkpoint_interval: Option<Duration>,
     /// Whether the commands that the policy names before and after a snapshot are run. The one before may say that
     /// another device or file is to be read, such as a snapshot of the volume.
     pub actions: bool,
@@ -60,8 +64,12 @@ pub struct BlockBackupOptions {
 
 /// Backs up a block device or an image file.
 ///
-/// The snapshot is returned, not saved: its data is durable after the repository's next flush. A backup that is
-/// cancelled leaves nothing to go on from but its data, which the next one finds to be there.
+/// The snapshot is returned, not saved: its data is durable after the repository's next flush. If the backup was
+/// cancelled, and checkpoints are wanted, the snapshot is incomplete and says so; if the storage does not answer any
+/// more then, there is none, and the repository's writes stay [interrupted](Repository::interrupt_writes).
+///
+/// An incomplete snapshot keeps what was written safe from garbage collection. No other backup takes it for what is on the
+/// device: it reads everything, and finds what is there already by its hash.
 pub fn back_up_block(
     repository: &dyn Repository,
     options: &BlockBackupOptions,
@@ -99,17 +107,40 @@ pub fn back_up_block(
     progress.taken_over(device.size - wanted);
     let writer = repository.new_object(&write_options)?;
     let (writer_of, failure) = (&*writer, Mutex::default());
-    let run = Run { repository, device: &device, writer: writer_of, incremental, progress, cancel, failure };
-    cancel.interrupting_writes(repository, || run.work(ranges, options))?;
+    let run = Run {
+        repository,
+        options,
+        start_time,
+        device: &device,
+        writer: writer_of,
+        incremental,
+        progress,
+        cancel,
+        failure,
+    };
+    let incomplete = cancel.interrupting_writes(repository, || match run.work(ranges) {
+        Err(Error::Cancelled) if options.checkpoint_interval.is_some() => {
+            run.so_far(IncompleteReason::Canceled)?.ok_or(Error::Cancelled).map(Some)
+        }
+        outcome => outcome.map(|()| None),
+    })?;
+    if let Some(incomplete) = incomplete {
+        return Ok(incomplete);
+    }
     let object = cancel.interrupting_writes(repository, || Ok(writer.result()?))?;
     progress.file_hashed();
-    manifest(repository, options, start_time, &device, object)
+    let name = options.path.to_string_lossy();
+    let file = single::file(&name, MODE, device.size, start_time, object);
+    directory(options, start_time).snapshot(repository, &file)
 }
 
 /// The object of a snapshot of a device, and its length; `None`, with a warning, if it is not one, or if any of its data
-/// is lost: that comes back when the device is read again.
+/// is lost or was never read: that comes when the device is read again.
 fn object_of(repository: &dyn Repository, snapshot: &SnapshotManifest) -> Option<(Id, u64)> {
     let find = || -> Result<Option<(Id, u64)>> {
+        if !snapshot.is_complete() {
+            return Ok(None);
+        }
         let Some(root) = snapshot.root_object() else { return Ok(None) };
         let listing = repository.open_object(&Id::new(root))?;
         let mut entries = DirEntries::new(root, listing);
@@ -124,7 +155,7 @@ fn object_of(repository: &dyn Repository, snapshot: &SnapshotManifest) -> Option
     match find() {
         Ok(Some(found)) => Some(found),
         Ok(None) => {
-            warn!(id = %snapshot.id, "the earlier snapshot is not one of a device, or has lost data; all of the device is read");
+            warn!(id = %snapshot.id, "the earlier snapshot is not a complete one of a device, or has lost data; all of the device is read");
             None
         }
         Err(error) => {
@@ -220,6 +251,8 @@ impl Device {
 
 struct Run<'a> {
     repository: &'a dyn Repository,
+    options: &'a BlockBackupOptions,
+    start_time: Timestamp,
     device: &'a Device,
     writer: &'a dyn ObjectWriter,
     /// What is not written is the parent's data, not zeros.
@@ -230,8 +263,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn work(&self, ranges: Vec<Range<u64>>, options: &BlockBackupOptions) -> Result<()> {
+    fn work(&self, ranges: Vec<Range<u64>>) -> Result<()> {
+        let options = self.options;
         let pieces = &Mutex::new(Pieces { ranges: ranges.into_iter(), current: 0..0 });
+        let finished = &Finished::default();
         let threads = threads(options.threads);
         let share = options.budget.total() / 2;
         // A small budget has fewer threads rather than pieces that are not worth a system call.
@@ -239,18 +274,40 @@ impl Run<'_> {
         let memory = options.budget.try_reserve(share);
         let _memory = memory.map(|memory| self.repository.lend(memory)).transpose()?;
         std::thread::scope(|scope| {
-            for _ in 0..threads.min(fitting) {
+            if let Some(interval) = options.checkpoint_interval {
+                let so_far = || self.so_far(IncompleteReason::Checkpoint);
                 scope.spawn(move || {
-                    if let Err(error) = self.copy(pieces) {
-                        self.failure.lock().get_or_insert(error);
+                    // Without checkpoints garbage collection may remove what a long backup has written.
+                    if let Err(error) = save_checkpoints(self.repository, finished, interval, so_far) {
+                        self.fail(error);
                     }
                 });
             }
+            let copy = || self.copy(pieces).unwrap_or_else(|error| self.fail(error));
+            let copying: Vec<_> = (0..threads.min(fitting)).map(|_| scope.spawn(copy)).collect();
+            for thread in copying {
+                // What a thread that has panicked did not write must not be missing from a snapshot.
+                thread.join().unwrap_or_else(|_| self.fail(Error::Worker));
+            }
+            finished.set();
         });
         match self.failure.lock().take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
+    }
+
+    fn fail(&self, error: Error) {
+        self.failure.lock().get_or_insert(error);
+    }
+
+    /// A snapshot of what is there so far; `None` if nothing is.
+    fn so_far(&self, reason: IncompleteReason) -> Result<Option<SnapshotManifest>> {
+        let Some((object, length)) = self.writer.checkpoint_meanwhile()? else { return Ok(None) };
+        let name = self.options.path.to_string_lossy();
+        let whole = single::file(&name, MODE, length, self.start_time, object.clone());
+        let file = checkpointed(&whole, object, length);
+        directory(self.options, self.start_time).incomplete(self.repository, &file, reason).map(Some)
     }
 
     fn copy(&self, pieces: &Mutex<Pieces>) -> Result<()> {
@@ -320,26 +377,17 @@ impl Pieces {
     }
 }
 
-/// Writes the directory, and makes the snapshot of it.
-fn manifest(
-    repository: &dyn Repository,
-    options: &BlockBackupOptions,
-    start_time: Timestamp,
-    device: &Device,
-    object: Id,
-) -> Result<SnapshotManifest> {
-    let name = options.path.to_string_lossy().into_owned();
-    let file = single::file(&name, MODE, device.size, start_time, object);
-    let directory = Single {
+/// The directory that the device is in.
+fn directory(options: &BlockBackupOptions, start_time: Timestamp) -> Single<'_> {
+    Single {
         source: &options.source,
         description: &options.description,
         policy: &options.policy,
         start_time,
-        name,
+        name: options.path.to_string_lossy().into_owned(),
         mode: MODE,
         time: ROOT_TIME,
-    };
-    directory.snapshot(repository, &file)
+    }
 }
 
 #[cfg(test)]

@@ -293,6 +293,7 @@ impl Creation<'_> {
                 changes: None,
                 actions: self.actions,
                 description: self.args.description.clone(),
+                checkpoint_interval: Some(self.args.checkpoint_interval),
                 threads: self.args.parallel,
                 budget,
             };
