@@ -3,15 +3,17 @@
 use lifeboat_repository::Repository;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// How soon a cancel is seen by those who cannot look themselves.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a backup that is cancelled may take to write down how far it has come.
+/// How long a backup that is cancelled may take to write down how far it has come: with [`PATIENCE`] and what it takes to
+/// give up, two seconds, which is what people are promised.
 const GRACE: Duration = Duration::from_millis(1500);
-/// How long that may then take to be saved: longer, since what is not saved was moved for nothing.
+/// How long after the cancel that may take to be saved. A storage that answers needs no more than the two seconds, but one
+/// that is slow gets longer, since what is not saved was moved for nothing; one that hangs is given up then.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(10);
 
 /// So many entries of a kind are remembered by name.
@@ -214,17 +216,29 @@ fn add(counter: &AtomicU64, count: u64) {
 
 /// Ends a run at the next buffer. Cloning gives another handle to the same switch.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct Cancel(Arc<Switch>);
+
+#[derive(Debug, Default)]
+struct Switch {
+    is_on: AtomicBool,
+    since: OnceLock<Instant>,
+}
 
 impl Cancel {
     /// Ends the run.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.since.get_or_init(Instant::now);
+        self.0.is_on.store(true, Ordering::Relaxed);
     }
 
     /// Whether the run is to end.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_on.load(Ordering::Relaxed)
+    }
+
+    /// For how long the run has been to end.
+    fn elapsed(&self) -> Duration {
+        self.0.since.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 
     /// Does `work`, and makes the reads that it waits for fail if the run is to end meanwhile.
@@ -246,15 +260,17 @@ impl Cancel {
         self.interrupting_writes_after(GRACE, repository, work)
     }
 
-    /// Does `work`, which saves a snapshot and flushes the repository. A run that is to end waits seconds for that and not
-    /// for ever: then the result is [`crate::Error::Cancelled`], and the repository's writes stay
-    /// [interrupted](Repository::interrupt_writes).
+    /// Does `work`, which saves a snapshot and flushes the repository. A run that is to end waits for that until ten seconds
+    /// after it was told to, and not for ever: then the result is [`crate::Error::Cancelled`], and the repository's writes
+    /// stay [interrupted](Repository::interrupt_writes).
     pub fn interrupting_save<T>(
         &self,
         repository: &dyn Repository,
         work: impl FnOnce() -> crate::Result<T>,
     ) -> crate::Result<T> {
-        self.interrupting_writes_after(GRACE_TO_SAVE, repository, work)
+        // Commands that run after a backup may have taken longer than that: saving gets its moment in any case.
+        let left = GRACE_TO_SAVE.saturating_sub(self.elapsed()).max(GRACE);
+        self.interrupting_writes_after(left, repository, work)
     }
 
     fn interrupting_writes_after<T>(

@@ -115,8 +115,9 @@ impl BackupOptions {
 /// The snapshot is returned, not saved: its data is durable after the repository's next flush. Entries that failed are
 /// in its summary, those that the policy says to ignore and those that it does not; it is up to the caller whether
 /// the latter make it worthless. If the backup was cancelled, and checkpoints are wanted, the snapshot is incomplete
-/// and says so; if the storage does not answer any more then, there is none, and the repository's writes stay
-/// [interrupted](Repository::interrupt_writes).
+/// and says so, two seconds after that at the latest; if the storage does not answer until then, there is none, and the
+/// repository's writes stay [interrupted](Repository::interrupt_writes). Saving it is for the caller, best by
+/// [`Cancel::interrupting_save`].
 pub fn back_up(
     repository: &dyn Repository,
     options: &BackupOptions,

@@ -19,11 +19,15 @@ use lifeboat_uploader::{
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const PASSWORD: &str = "correct horse";
 /// What a container with little memory would have.
 pub const BUDGET: u64 = 64 << 20;
+/// How soon a cancel has to take effect: two seconds are promised, and whatever runs beside the test may take as much time
+/// again several times over.
+pub const CANCEL_TAKES_EFFECT: Duration = Duration::from_secs(2 + 8);
 
 /// A place for a test.
 pub struct Place {
