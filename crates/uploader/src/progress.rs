@@ -37,8 +37,10 @@ impl Named {
 /// Counters of a running backup or restore; shared with whoever shows them.
 #[derive(Debug, Default)]
 pub struct Progress {
+    /// Of a restore; of a backup, files are either hashed or cached.
     files: AtomicU64,
     directories: AtomicU64,
+    /// The same of bytes.
     bytes: AtomicU64,
     errors: AtomicU64,
     ignored_errors: AtomicU64,
@@ -86,9 +88,10 @@ pub struct Totals {
     pub vanished: u64,
     /// Of a backup: files that were written to while they were read.
     pub changed: u64,
-    /// How many files and links there will be; 0 while nobody knows.
+    /// How many files and links there will be; 0 while nobody knows. Never less than are done; it grows, and only when
+    /// all is done it becomes what was done.
     pub estimated_files: u64,
-    /// How many bytes there will be; 0 while nobody knows.
+    /// How many bytes there will be; likewise.
     pub estimated_bytes: u64,
 }
 
@@ -96,28 +99,33 @@ impl Progress {
     /// The counters now.
     pub fn totals(&self) -> Totals {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (hashed_files, cached_files) = (get(&self.hashed_files), get(&self.cached_files));
+        let (hashed_bytes, cached_bytes) = (get(&self.hashed_bytes), get(&self.cached_bytes));
+        // Sums of what is shown beside them: they agree with it at every moment, and grow as it does.
+        let files = get(&self.files) + hashed_files + cached_files;
+        let bytes = get(&self.bytes) + hashed_bytes + cached_bytes;
         // What was expected by an earlier snapshot may be less than there is.
-        let expected = |estimate: &AtomicU64, done: &AtomicU64| match get(estimate) {
+        let expected = |estimate: &AtomicU64, done: u64| match get(estimate) {
             0 => 0,
-            estimate => estimate.max(get(done)),
+            estimate => estimate.max(done),
         };
         Totals {
-            files: get(&self.files),
+            files,
             directories: get(&self.directories),
-            bytes: get(&self.bytes),
+            bytes,
             errors: get(&self.errors),
             ignored_errors: get(&self.ignored_errors),
-            hashed_files: get(&self.hashed_files),
-            hashed_bytes: get(&self.hashed_bytes),
-            cached_files: get(&self.cached_files),
-            cached_bytes: get(&self.cached_bytes),
+            hashed_files,
+            hashed_bytes,
+            cached_files,
+            cached_bytes,
             excluded_files: get(&self.excluded_files),
             excluded_bytes: get(&self.excluded_bytes),
             excluded_directories: get(&self.excluded_directories),
             vanished: get(&self.vanished.count),
             changed: get(&self.changed.count),
-            estimated_files: expected(&self.estimated_files, &self.files),
-            estimated_bytes: expected(&self.estimated_bytes, &self.bytes),
+            estimated_files: expected(&self.estimated_files, files),
+            estimated_bytes: expected(&self.estimated_bytes, bytes),
         }
     }
 
@@ -150,27 +158,22 @@ impl Progress {
     /// Bytes of a file were read.
     pub(crate) fn hashed(&self, bytes: u64) {
         add(&self.hashed_bytes, bytes);
-        add(&self.bytes, bytes);
     }
 
     /// A file was read to its end.
     pub(crate) fn file_hashed(&self) {
         add(&self.hashed_files, 1);
-        add(&self.files, 1);
     }
 
     /// Files were taken over. For many at a time: threads that count the same get in each other's way.
     pub(crate) fn cached(&self, files: u64, bytes: u64) {
         add(&self.cached_files, files);
         add(&self.cached_bytes, bytes);
-        add(&self.files, files);
-        add(&self.bytes, bytes);
     }
 
     /// Bytes need not be read because an earlier snapshot has them.
     pub(crate) fn taken_over(&self, bytes: u64) {
         add(&self.cached_bytes, bytes);
-        add(&self.bytes, bytes);
     }
 
     /// So much is expected in all; a later estimate counts only if it is higher.
@@ -179,13 +182,13 @@ impl Progress {
         self.estimated_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// There is no more to come than is done.
+    /// There is no more to come than is done. What was expected and did not come, because it is gone, is left out or could not
+    /// be read, is known for sure only now: an estimate that was taken back earlier would be a guess about the rest, and
+    /// one that was kept would show the end as less than all.
     pub(crate) fn all_done(&self) {
-        let settle = |estimate: &AtomicU64, done: &AtomicU64| {
-            estimate.fetch_min(done.load(Ordering::Relaxed), Ordering::Relaxed);
-        };
-        settle(&self.estimated_files, &self.files);
-        settle(&self.estimated_bytes, &self.bytes);
+        let totals = self.totals();
+        self.estimated_files.fetch_min(totals.files, Ordering::Relaxed);
+        self.estimated_bytes.fetch_min(totals.bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn excluded_file(&self, bytes: u64) {
