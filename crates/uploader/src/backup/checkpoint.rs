@@ -12,7 +12,7 @@ use lifeboat_repository::{Id, Repository};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::info;
 
 /// The longest name that Linux file systems take.
@@ -46,16 +46,23 @@ pub(crate) fn save_checkpoints(
     interval: Duration,
     so_far: impl Fn() -> Result<Option<SnapshotManifest>>,
 ) -> Result<()> {
-    let mut last: Option<Id> = None;
-    while !finished.wait(interval.min(MAX_CHECKPOINT_INTERVAL)) {
-        let Some(mut snapshot) = so_far()? else { continue };
-        let id = save_snapshot(repository, &mut snapshot)?;
-        repository.flush()?;
-        info!(%id, "saved a checkpoint");
-        if let Some(last) = last.replace(id) {
-            // It takes effect with the next flush; until then there are two.
-            repository.delete_manifest(&last)?;
+    let interval = interval.min(MAX_CHECKPOINT_INTERVAL);
+    let (mut last, mut pause): (Option<Id>, _) = (None, interval);
+    while !finished.wait(pause) {
+        let begun = Instant::now();
+        if let Some(mut snapshot) = so_far()? {
+            let id = save_snapshot(repository, &mut snapshot)?;
+            repository.flush()?;
+            info!(%id, "saved a checkpoint");
+            if let Some(last) = last.replace(id) {
+                // It takes effect with the next flush; until then there are two.
+                repository.delete_manifest(&last)?;
+            }
         }
+        // Counted from when the last one was begun: what a crash costs is not older. But no more than half of the time
+        // is for saving, however short the interval.
+        let took = begun.elapsed();
+        pause = interval.saturating_sub(took).max(took.min(interval));
     }
     Ok(())
 }
