@@ -320,3 +320,25 @@ fn files_that_change_while_they_are_read_are_named_and_do_no_harm() {
     assert_eq!(totals.errors, 0);
     place.kopia.verify_snapshots().unwrap();
 }
+
+#[test]
+fn a_directory_whose_ignore_rules_cannot_be_found_is_an_error_and_has_not_vanished() {
+    let place = Place::new();
+    let folder = place.source().join("folder");
+    fs::create_dir(&folder).unwrap();
+    write(folder.join("file"), b"x");
+    symlink("nowhere", folder.join(".kopiaignore")).unwrap();
+    let (snapshot, totals) = place.back_up();
+    assert_eq!((totals.vanished, totals.errors), (0, 1));
+    let summary = snapshot.root_entry.unwrap().summary.unwrap();
+    assert_eq!((summary.failed, &*summary.errors[0].path), (1, "folder"));
+    // Kopia cannot read it, either.
+    let source = place.source();
+    let kopia = place.kopia.try_run(["snapshot", "create", source.to_str().unwrap()]).unwrap();
+    assert!(!kopia.status.success());
+
+    fs::remove_file(folder.join(".kopiaignore")).unwrap();
+    let (snapshot, totals) = place.back_up();
+    assert_eq!((totals.errors, totals.files), (0, 1));
+    assert_eq!(place.open().entry(&snapshot, "folder/file").size, 1);
+}

@@ -39,6 +39,11 @@ pub(super) fn is_same_state(previous: &DirEntry, entry: &DirEntry) -> bool {
         && (previous.uid, previous.gid) == (entry.uid, entry.gid)
 }
 
+/// Whether a file was written to between two looks at it.
+pub(super) fn is_rewritten(was: &Stat, now: &Stat) -> bool {
+    (now.st_size, now.st_mtime, now.st_mtime_nsec) != (was.st_size, was.st_mtime, was.st_mtime_nsec)
+}
+
 /// Sets the extras of an entry that may have a name or a time among them already.
 pub(super) fn set_extras(entry: &mut DirEntry, extras: Extras) {
     let own = entry.extras.take().unwrap_or_default();

@@ -2,7 +2,7 @@
 //! together, large ones handed on.
 
 use super::directory::{Directory, DirectorySupply, Open, Part, PreviousDir};
-use super::entry::{head_entry, is_same_state, is_unchanged, set_extras};
+use super::entry::{head_entry, is_rewritten, is_same_state, is_unchanged, set_extras};
 use super::large::{Gathering, LargeFile, LargeSpec};
 use super::parents::ParentDir;
 use super::{Room, Run};
@@ -24,15 +24,15 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     text: Vec<u8>,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     /// For each item and parent, where in the text the parent's entry is.
     previous: Vec<Option<Range<usize>>>,
     extras_until: Vec<Option<Timestamp>>,
 }
 
 #[derive(Debug)]
-struct Item {
-    kind: Kind,
+pub(super) struct Item {
+    pub(super) kind: Kind,
     /// With the NUL behind it.
     name: Range<usize>,
     /// The name in the listing, if it is another one.
@@ -121,11 +121,11 @@ impl Batch {
         Ok(batch)
     }
 
-    fn name(&self, item: &Item) -> &CStr {
+    pub(super) fn name(&self, item: &Item) -> &CStr {
         CStr::from_bytes_until_nul(&self.text[item.name.clone()]).unwrap_or_default()
     }
 
-    fn listed(&self, item: &Item) -> &[u8] {
+    pub(super) fn listed(&self, item: &Item) -> &[u8] {
         let own = item.name.start..item.name.end - 1;
         &self.text[item.listed.clone().unwrap_or(own)]
     }
@@ -143,7 +143,7 @@ impl Batch {
 }
 
 /// What became of an item so far.
-enum Outcome {
+pub(super) enum Outcome {
     /// It is not in the listing.
     Absent,
     /// It is as in a parent: where in the batch its JSON is.
@@ -156,11 +156,13 @@ enum Outcome {
 
 /// The work on one batch.
 pub(super) struct FileWork<'r, 'a> {
-    run: &'r Run<'a>,
-    directory: &'r Arc<Directory>,
+    pub(super) run: &'r Run<'a>,
+    pub(super) directory: &'r Arc<Directory>,
     slot: u64,
     part: Part,
-    outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<Outcome>,
+    /// Large files come in the order in which they are found: if one of a later item was, there can be none before it.
+    pub(super) has_large_behind: bool,
     /// How files are written, by compressor and splitter; nearly always one.
     options: Vec<ObjectWriteOptions>,
     gathering: Option<Arc<Gathering>>,
@@ -177,6 +179,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
             slot,
             part: Part::default(),
             outcomes: Vec::new(),
+            has_large_behind: false,
             options: Vec::new(),
             gathering: None,
             cached: (0, 0),
@@ -191,39 +194,39 @@ impl<'r, 'a> FileWork<'r, 'a> {
             self.run.check()?;
             let outcome = match self.examine(batch, number, item, room) {
                 Err(error @ Error::File { .. }) if error.is_not_found() => {
-                    missing.push((item, error));
+                    missing.push(number);
                     Outcome::Absent
                 }
-                Err(error @ Error::File { .. }) => {
-                    self.failed(batch, item, &error)?;
-                    Outcome::Absent
-                }
-                outcome => outcome?,
+                outcome => self.settled(batch, item, outcome)?,
             };
-            if matches!(outcome, Outcome::Absent) && batch.previous(number).next().is_some() {
-                self.part.same = false;
-            }
             self.outcomes.push(outcome);
         }
-        self.missing(batch, &missing)?;
+        self.look_again(batch, &missing, room)?;
+        let is_lost = |(number, outcome): (usize, &Outcome)| {
+            matches!(outcome, Outcome::Absent) && batch.previous(number).next().is_some()
+        };
+        self.part.same &= !self.outcomes.iter().enumerate().any(is_lost);
         self.write(room)?;
         self.finish(batch)
     }
 
-    /// Sees what became of those that were not found: looked at together, since that takes another listing.
-    fn missing(&mut self, batch: &Batch, missing: &[(&Item, Error)]) -> Result<()> {
-        let names: Vec<_> = missing.iter().map(|(item, _)| (batch.name(item), item.kind)).collect();
-        for (gone, (item, error)) in self.directory.open.are_gone(&names).into_iter().zip(missing) {
-            match gone {
-                // That it is not in the snapshot is right.
-                true => self.run.vanished(&self.directory.join(batch.listed(item))),
-                false => self.failed(batch, item, error)?,
+    /// What became of an item: an error that is its own keeps nothing else from being backed up.
+    pub(super) fn settled(
+        &mut self,
+        batch: &Batch,
+        item: &Item,
+        outcome: Result<Outcome>,
+    ) -> Result<Outcome> {
+        match outcome {
+            Err(error @ Error::File { .. }) => {
+                self.failed(batch, item, &error)?;
+                Ok(Outcome::Absent)
             }
+            outcome => outcome,
         }
-        Ok(())
     }
 
-    fn failed(&mut self, batch: &Batch, item: &Item, error: &Error) -> Result<()> {
+    pub(super) fn failed(&mut self, batch: &Batch, item: &Item, error: &Error) -> Result<()> {
         let path = self.directory.join(batch.listed(item));
         let policy = self.policy_of(batch.listed(item));
         let ignored = policy.error_handling.ignore_file_errors.unwrap_or(false);
@@ -240,7 +243,13 @@ impl<'r, 'a> FileWork<'r, 'a> {
         }
     }
 
-    fn examine(&mut self, batch: &Batch, number: usize, item: &Item, room: &mut Room) -> Result<Outcome> {
+    pub(super) fn examine(
+        &mut self,
+        batch: &Batch,
+        number: usize,
+        item: &Item,
+        room: &mut Room,
+    ) -> Result<Outcome> {
         let (run, directory) = (self.run, self.directory);
         let (name, listed) = (batch.name(item), batch.listed(item));
         let ignore = &directory.ignore;
@@ -425,6 +434,9 @@ impl<'r, 'a> FileWork<'r, 'a> {
         let options = self.options_for(compressor, &policy.splitter.algorithm);
         if entry.size > run.rooms.small_file() {
             let path = path();
+            if self.has_large_behind {
+                return Err(Error::file("back up", &path, changed()));
+            }
             let spec = self.large_spec(file, path, stat, entry, options, &policy);
             return self.start_large(spec, room);
         }
@@ -432,7 +444,8 @@ impl<'r, 'a> FileWork<'r, 'a> {
         // One byte more than there should be, to see in the same call whether there is more.
         self.make_room(room, wanted + 1)?;
         let mut place = room.read(&file, wanted + 1).map_err(|e| Error::file("read", &path(), e))?;
-        if place.len() != wanted {
+        let is_rewritten = || rustix::fs::fstat(&file).is_ok_and(|now| is_rewritten(stat, &now));
+        if place.len() != wanted || is_rewritten() {
             run.changed(&self.directory.join(entry.name.as_bytes()));
             // What was there when it was opened is the state that its time belongs to.
             place.end = place.end.min(place.start + wanted);
@@ -516,7 +529,7 @@ impl<'r, 'a> FileWork<'r, 'a> {
     }
 
     /// Writes what was read into the room, and empties it.
-    fn write(&mut self, room: &mut Room) -> Result<()> {
+    pub(super) fn write(&mut self, room: &mut Room) -> Result<()> {
         let waiting = self.outcomes.iter().filter_map(|outcome| match outcome {
             Outcome::Read(_, place, options) => {
                 Some(ObjectInBuffer { range: place.clone(), options: &self.options[*options] })

@@ -6,6 +6,7 @@
 
 mod buffers;
 mod checkpoint;
+mod child;
 mod directory;
 mod entry;
 mod estimate;
@@ -13,17 +14,18 @@ mod files;
 mod large;
 mod links;
 mod log;
+mod missing;
 mod parents;
 mod placeholders;
 mod schedule;
 
 use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
-use crate::source::{Ignore, Kind, Names, SourceDir, Spelling, extras_of_open, is_cache};
+use crate::source::{Ignore, Names, SourceDir, Spelling, extras_of_open, is_cache};
 use crate::{Error, Result};
 use buffers::{Room, Rooms};
 pub(crate) use checkpoint::{Finished, checkpointed, save_checkpoints};
-use directory::{Directory, DirectorySupply, Listing, Open, Part, PreviousDir};
+use directory::{Directory, DirectorySupply, Listing, PreviousDir};
 use entry::{head_entry, set_extras};
 use estimate::Estimate;
 pub use estimate::{Counted, estimate};
@@ -390,63 +392,6 @@ impl Run<'_> {
     fn is_to_be_hashed(&self, directory: &str, name: &CStr) -> bool {
         let percent = self.options.force_hash;
         percent > 0.0 && self.lot.hash_one((directory, name)) as f64 / u64::MAX as f64 * 100.0 < percent
-    }
-
-    fn open_child(
-        &self,
-        directory: &Arc<Directory>,
-        slot: u64,
-        child: &Child,
-        room: &mut Room,
-    ) -> Result<()> {
-        let path = directory.join(&child.listed);
-        let excluded = || {
-            // A directory that the parent has and we leave out makes a difference.
-            let same = child.previous.first().is_none_or(Option::is_none);
-            self.progress.excluded_directory();
-            directory.details.directory_ignored(&path);
-            directory.complete(self, slot, Part { same, ..Part::default() })
-        };
-        if directory.ignore.has_rules() && directory.ignore.leaves_out(&path, true) {
-            return excluded();
-        }
-        let policies = directory.policies.child(&String::from_utf8_lossy(&child.listed));
-        let failed = |error: Error| {
-            let ignored = policies.policy().error_handling.ignore_directory_errors.unwrap_or(false);
-            self.entry_failed(&path, &error, ignored)?;
-            directory.complete(self, slot, Part::failed(&path, &error, ignored))
-        };
-        if self.is_placeholder(&child.name) {
-            return match self.directory_of_placeholder(&directory.open, child) {
-                Err(error @ Error::File { .. }) => failed(error),
-                part => directory.complete(self, slot, part?),
-            };
-        }
-        let (previous, parents) = child.known_to_parents();
-        let opened = directory.open.child(&child.name).and_then(|open| {
-            let place = Place {
-                parent: Some((directory.clone(), slot)),
-                path: path.clone(),
-                name: child.listed.clone(),
-            };
-            self.enter(open, place, &policies, &directory.ignore, previous, &parents)
-        });
-        match opened {
-            Ok(Some(opened)) => {
-                directory.note(slot, Open::Directory(Arc::downgrade(&opened)));
-                self.go_on(opened, room)
-            }
-            Ok(None) => excluded(),
-            Err(error @ Error::File { .. }) if error.is_not_found() => {
-                if directory.open.are_gone(&[(&*child.name, Kind::Directory)]) == [false] {
-                    return failed(error);
-                }
-                self.vanished(&path);
-                directory.complete(self, slot, Part { same: false, ..Part::default() })
-            }
-            Err(error @ (Error::File { .. } | Error::Action { .. })) => failed(error),
-            Err(error) => Err(error),
-        }
     }
 
     /// Reads a directory that was opened; `None` if it is left out because it is on another file system.
