@@ -9,6 +9,8 @@ use lifeboat_testkit::tree::TreeSpec;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
 
 /// Both sides back the source up; the root objects, and with them the whole trees, must be the same.
 fn assert_same_tree(place: &Place, what: &str) -> String {
@@ -102,14 +104,99 @@ fn policies_leave_out_what_kopia_leaves_out() {
     assert_same_tree(&place, "large files left out");
 }
 
+/// Something mounted below a source, gone when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(words: &[&str], point: PathBuf) -> Mounted {
+        let status = Command::new("mount").args(words).arg(&point).status().unwrap();
+        assert!(status.success(), "mounting takes root: run the test as root");
+        Mounted(point)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn other_file_systems_are_left_out_as_kopia_leaves_them_out() {
+    let place = Place::new();
+    let top = place.source();
+    fs::create_dir_all(top.join("folder/other")).unwrap();
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    write(top.join("folder/file"), b"here");
+    write(top.join("bound"), b"below the other one");
+    let _other = Mounted::new(&["-t", "tmpfs", "tmpfs"], top.join("folder/other"));
+    write(top.join("folder/other/file"), b"there");
+    let _elsewhere = Mounted::new(&["-t", "tmpfs", "tmpfs"], place.path("elsewhere"));
+    let bound = place.path("elsewhere/bound");
+    write(&bound, b"from elsewhere");
+    let _bound = Mounted::new(&["--bind", bound.to_str().unwrap()], top.join("bound"));
+
+    let names = |root: &str| -> Vec<String> {
+        let opened = place.open();
+        let mut names = Vec::new();
+        for entry in opened.entries(root) {
+            names.push(entry.name.to_string());
+            if entry.name.to_string() == "folder" {
+                names.extend(opened.entries(&entry.object).iter().map(|below| below.name.to_string()));
+            }
+        }
+        names
+    };
+    let root = assert_same_tree(&place, "all file systems");
+    assert_eq!(names(&root), ["folder", "other", "file", "bound"]);
+    place.kopia.set_policy(&["--global", "--one-file-system=true"]).unwrap();
+    let root = assert_same_tree(&place, "one file system");
+    assert_eq!(names(&root), ["folder", "file"]);
+    // For the estimate, too.
+    let (_, totals) = place.open().back_up(|options| {
+        options.parents.clear();
+        options.estimate = true;
+    });
+    assert_eq!((totals.files, totals.excluded_files, totals.excluded_directories), (1, 1, 1));
+}
+
 #[test]
 fn compression_rules_give_what_kopia_reads() {
     let place = Place::new();
     TreeSpec::small(5).grow(&place.source()).unwrap();
-    write(place.source().join("text.txt"), "all the same ".repeat(10_000));
-    place.kopia.set_policy(&["--global", "--compression=zstd", "--add-never-compress=.dat"]).unwrap();
-    let (_, totals) = place.back_up();
-    assert!(totals.hashed_bytes > 100_000);
+    let names = ["text.txt", "text.dat", "large.txt"];
+    let plant = |round: u8| {
+        // Other bytes each time: those that the repository has are not written again.
+        for (number, name) in names.iter().enumerate() {
+            let length = if *name == "large.txt" { 40_000 } else { 10_000 };
+            write(place.source().join(name), format!("all the same {round} {number} ").repeat(length));
+        }
+    };
+    let compressed = || -> Vec<bool> {
+        let opened = place.open();
+        let (snapshot, _) = opened.back_up(|_| {});
+        let of = |name: &&str| opened.compressions(&opened.entry(&snapshot, name).object);
+        let all_alike = |contents: Vec<u32>| {
+            assert!(!contents.is_empty() && contents.iter().all(|it| (*it == 0) == (contents[0] == 0)));
+            contents[0] != 0
+        };
+        names.iter().map(of).map(all_alike).collect()
+    };
+    let rules: [(&[&str], [bool; 3]); 5] = [
+        (&["--compression=zstd"], [true, true, true]),
+        (&["--add-never-compress=.dat"], [true, false, true]),
+        (&["--compression-max-size=400000"], [true, false, false]),
+        (&["--compression-max-size=0", "--compression-min-size=400000"], [false, false, true]),
+        (
+            &["--compression-min-size=0", "--clear-never-compress", "--add-only-compress=.dat"],
+            [false, true, false],
+        ),
+    ];
+    for (round, (flags, expected)) in rules.into_iter().enumerate() {
+        place.kopia.set_policy(&[&["--global"], flags].concat()).unwrap();
+        plant(round as u8);
+        assert_eq!(compressed(), expected, "{flags:?}");
+    }
     place.kopia.verify_snapshots().unwrap();
     place.kopia.verify_contents().unwrap();
     assert_same_tree(&place, "compressed");

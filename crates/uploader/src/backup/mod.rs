@@ -18,6 +18,8 @@ mod missing;
 mod parents;
 mod placeholders;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use crate::actions::{self, Scope};
 use crate::progress::{Cancel, Progress};
