@@ -11,9 +11,10 @@ use lifeboat_testkit::process;
 use lifeboat_testkit::tree::{Compare, assert_same};
 use rustix::fs::XattrFlags;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -61,6 +62,72 @@ fn a_limit_ends_a_snapshot_that_the_next_one_goes_on_from() -> Result<()> {
     twins.kopia.restore(&complete.id, &twins.path("restored"))?;
     assert_same(&source, &twins.path("restored"), Compare::kept_by_kopia())?;
     twins.refused(&["snapshot", "create", "--stdin-file=x", "--upload-limit-mb=1", "somewhere"])?;
+    Ok(())
+}
+
+#[test]
+fn what_is_backed_up_by_hand_only_is_left_out_of_all() -> Result<()> {
+    let twins = Twins::new()?;
+    let (source, other) = (twins.path("source"), twins.path("other"));
+    fs::create_dir(&other)?;
+    for folder in [&source, &other] {
+        fs::write(folder.join("file"), "text")?;
+        twins.ours.snapshot(folder, &[])?;
+    }
+    let count = || -> Result<BTreeMap<String, usize>> {
+        let mut found = BTreeMap::new();
+        for snapshot in twins.listed()? {
+            *found.entry(snapshot["source"]["path"].as_str().context("no path")?.to_owned()).or_default() +=
+                1;
+        }
+        Ok(found)
+    };
+    let all = ["snapshot", "create", "--all"];
+    // Which sources each program takes another snapshot of.
+    let taken = || -> Result<[Vec<String>; 2]> {
+        let before = count()?;
+        twins.ours.run(all)?;
+        let between = count()?;
+        twins.kopia.run(all)?;
+        let grown = |from: &BTreeMap<String, usize>, to: BTreeMap<String, usize>| {
+            to.into_iter()
+                .filter(|(path, count)| from.get(path) != Some(count))
+                .map(|(path, _)| path)
+                .collect()
+        };
+        let ours = grown(&before, between.clone());
+        Ok([ours, grown(&between, count()?)])
+    };
+    let [ours, kopia] = taken()?;
+    assert_eq!((&ours, ours.len()), (&kopia, 2));
+
+    // Of these there is nothing under their path: `--all` would fail.
+    twins.ours.snapshot(&source, &["--override-source=u@h:/by-us"])?;
+    twins.kopia.snapshot(&source, &["--override-source=u@h:/by-kopia"])?;
+    let mut stream = twins.ours.command(["snapshot", "create", "--stdin-file=dump", "/streams"]);
+    assert!(stream.stdin(Stdio::null()).stdout(Stdio::null()).status()?.success());
+    let policy =
+        |path: &str| -> Result<Value> { twins.kopia.json(["policy", "export", &format!("u@h:{path}")]) };
+    for path in ["/by-us", "/by-kopia", "/streams"] {
+        assert_eq!(policy(path)?[format!("u@h:{path}")]["scheduling"]["manual"], true, "{path}");
+    }
+    twins.ours.run(["policy", "set", "--manual", text(&other)])?;
+    let [ours, kopia] = taken()?;
+    assert_eq!((&*ours, &*kopia), (&[text(&source).to_owned()][..], &[text(&source).to_owned()][..]));
+
+    // A source with times keeps them: both take the snapshot and say what is wrong.
+    twins.ours.run(["policy", "set", "--snapshot-interval=1h", "u@h:/in-time"])?;
+    let words = ["snapshot", "create", text(&source), "--override-source=u@h:/in-time"];
+    let said = twins.refused(&words)?;
+    assert!(said.contains("by hand only") && said.contains("a manual schedule cannot have times"), "{said}");
+    assert!(!twins.kopia.try_run(words)?.status.success());
+    assert_eq!(count()?.get("/in-time"), Some(&2));
+
+    twins.ours.run(["policy", "set", "--manual", text(&source)])?;
+    twins.ours.run(["policy", "delete", "u@h:/in-time"])?;
+    twins.ours.run(["policy", "set", "--manual", "u@h:/in-time"])?;
+    assert!(twins.refused(&all)?.contains("no directory is backed up by --all"));
+    assert!(!twins.kopia.try_run(all)?.status.success());
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use crate::when::parse_moment;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
-use lifeboat_kopia::policy::PolicyTree;
+use lifeboat_kopia::policy::{PolicySet, PolicyTree, save as save_policy};
 use lifeboat_kopia::repo::Repository;
 use lifeboat_kopia::snapshot::{IncompleteReason, SnapshotManifest, SourceInfo};
 use lifeboat_repository::Repository as _;
@@ -30,7 +30,8 @@ pub struct CreateArgs {
     /// The directories
     #[arg(required_unless_present = "all")]
     pub sources: Vec<PathBuf>,
-    /// All directories that were backed up before under this name of user and host
+    /// All directories that were backed up before under this name of user and host, but for those whose policy says that
+    /// they are only backed up by hand
     #[arg(long, conflicts_with = "sources")]
     pub all: bool,
     /// Back up what comes in on the standard input, as a file of this name; the directory only names the snapshot
@@ -172,12 +173,24 @@ impl Creation<'_> {
     fn sources(&self) -> Result<Vec<(PathBuf, SourceInfo)>> {
         let connection = self.session.connection()?;
         if self.args.all {
+            let policies = self.session.wait(PolicySet::load(self.repository.manifests()))?;
             let mut sources: Vec<(PathBuf, SourceInfo)> = Vec::new();
             for SnapshotManifest { source, .. } in self.session.wait(self.repository.snapshots())?.snapshots {
                 let is_ours = source.user_name == connection.username && source.host == connection.hostname;
-                if is_ours && !sources.iter().any(|(_, known)| *known == source) {
+                if is_ours
+                    && !sources.iter().any(|(_, known)| *known == source)
+                    && !policies.effective(&source)?.0.scheduling.manual
+                {
                     sources.push((PathBuf::from(&source.path), source));
                 }
+            }
+            if sources.is_empty() {
+                bail!(
+                    "no directory is backed up by --all: none was before under the name {}@{}, or the policies of all \
+                     say by hand only; name a directory",
+                    connection.username,
+                    connection.hostname
+                );
             }
             return Ok(sources);
         }
@@ -215,10 +228,10 @@ impl Creation<'_> {
         let policies = policy::tree(self.session, self.repository, &source)?;
         let retention = policies.policy().retention.clone();
         let parents = find_parents(&interface, &source)?;
-        let previous = parents.first().and_then(SnapshotManifest::root_object).map(str::to_owned);
+        let previous = parents.first().map(|it| (it.id.clone(), it.root_object().map(str::to_owned)));
         eprintln!("Snapshotting {source} ...");
         let (progress, before) = (Progress::default(), interface.written());
-        let state = || state(&progress, &interface);
+        let state = || state(&progress, interface.written().stored - before.stored);
         let taken = self
             .session
             .display()
@@ -227,14 +240,24 @@ impl Creation<'_> {
         manifest.tags = self.args.tags.iter().cloned().collect();
         manifest.update_pins(self.args.pin.iter().map(String::as_str), []);
         set_times(&mut manifest, self.args.start_time, self.args.end_time)?;
-        let is_identical = previous.as_deref() == manifest.root_object();
-        if retention.ignore_identical_snapshots.unwrap_or(false) && is_identical {
+        if let Some((id, root)) = previous
+            && retention.ignore_identical_snapshots.unwrap_or(false)
+            && manifest.is_complete()
+            && root.as_deref() == manifest.root_object()
+        {
             eprintln!("Not saved: nothing has changed since the previous snapshot");
-            return Ok(());
+            // That what could not be read is the same as the last time makes it no better.
+            manifest.id = id;
+            report_movement(&progress);
+            return report_failures(&manifest, path);
         }
+        let mut marked = Ok(());
         let save = || {
             save_snapshot(&interface, &mut manifest)?;
             apply_retention(&interface, &source, &retention)?;
+            if self.is_by_hand() {
+                marked = self.mark_as_manual(&source);
+            }
             Ok(interface.flush()?)
         };
         let saved = self.cancel.interrupting_save(&interface, save);
@@ -258,7 +281,29 @@ impl Creation<'_> {
             );
         }
         report_movement(&progress);
+        marked.with_context(|| {
+            format!(
+                "the snapshot {} is there, but the policy of {source} could not be set to by hand only, which --all goes by",
+                manifest.id
+            )
+        })?;
         report_failures(&manifest, path)
+    }
+
+    /// Whether nobody but the caller could take the snapshot again: the path alone does not say what was backed up.
+    fn is_by_hand(&self) -> bool {
+        self.args.stdin_file.is_some() || self.args.override_source.is_some()
+    }
+
+    /// Has `--all` leave a source out, of either program.
+    fn mark_as_manual(&self, source: &SourceInfo) -> Result<()> {
+        let manifests = self.repository.manifests();
+        let policies = self.session.wait(PolicySet::load(manifests))?;
+        let mut policy = policies.defined_for(source).map(|own| own.policy.clone()).unwrap_or_default();
+        if !std::mem::replace(&mut policy.scheduling.manual, true) {
+            self.session.wait(save_policy(manifests, source, &policy))?;
+        }
+        Ok(())
     }
 
     fn log_details(&self) -> LogDetails {
@@ -326,7 +371,7 @@ fn is_device(path: &Path) -> bool {
 }
 
 /// How far a backup is, in words close to Kopia's.
-fn state(progress: &Progress, repository: &KopiaRepository) -> State {
+fn state(progress: &Progress, uploaded: u64) -> State {
     let totals = progress.totals();
     let mut text = format!(
         "hashing: {} hashed ({}), {} cached ({}), uploaded {}",
@@ -334,7 +379,7 @@ fn state(progress: &Progress, repository: &KopiaRepository) -> State {
         bytes(totals.hashed_bytes),
         totals.cached_files,
         bytes(totals.cached_bytes),
-        bytes(repository.written().stored),
+        bytes(uploaded),
     );
     if totals.errors + totals.ignored_errors > 0 {
         text.push_str(&format!(", {} errors", totals.errors + totals.ignored_errors));
