@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::Ours;
+use common::{Ours, end_by};
 use lifeboat_testkit::kopia::Kopia;
 use lifeboat_testkit::tree::{Compare, Random, assert_same};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -54,6 +55,12 @@ impl Place {
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
+    /// Lets backups store so many bytes a second.
+    fn limit_uploads(&self, bytes: &str) {
+        let flag = format!("--upload-bytes-per-second={bytes}");
+        self.ours.run(["repository", "throttle", "set", &flag]).unwrap();
+    }
+
     fn snapshots(&self) -> Vec<Value> {
         let output = self.ours.run(["snapshot", "list", "--all", "--json"]).unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
@@ -90,35 +97,88 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 fn a_backup_that_is_killed_is_gone_on_with_from_its_last_checkpoint() {
     let place = Place::new();
     place.plant(600, 500_000);
-    let mut child = place.start(&["--checkpoint-interval", "100ms", "--parallel", "1"]);
+    // However long it takes to see a checkpoint, the backup takes longer.
+    place.limit_uploads("10000000");
+    let mut child = place.start(&["--checkpoint-interval", "100ms", "--memory-budget-mb=48"]);
     wait_for("a checkpoint", || {
         let files = |snapshot: &Value| snapshot["rootEntry"]["summ"]["files"].as_u64().unwrap_or(0);
         place.incomplete().iter().any(|snapshot| files(snapshot) > 0) || child.try_wait().unwrap().is_some()
     });
     child.kill().unwrap();
     assert!(!child.wait().unwrap().success(), "the backup was over before it could be killed");
+    place.limit_uploads("unlimited");
     place.assert_goes_on(600);
 }
 
 #[test]
-fn backups_that_are_killed_at_any_time_damage_nothing() {
+fn backups_that_are_ended_by_either_signal_at_any_time_damage_nothing() {
     let place = Place::new();
+    place.plant(60, 100_000);
+    let before = place.ours.snapshot(&place.source(), &[]).unwrap();
+    let kept = place.folder.path().join("kept");
+    let mut copy = std::process::Command::new("cp");
+    assert!(copy.arg("-a").arg(place.source()).arg(&kept).status().unwrap().success());
     place.plant(200, 300_000);
     let mut random = Random::new(9);
-    for round in 0..6 {
-        let mut child = place.start(&["--checkpoint-interval", "30ms"]);
-        std::thread::sleep(Duration::from_millis(random.below(60 << round)));
+    for round in 0..8 {
+        let source = place.source();
+        let words = ["snapshot", "create", source.to_str().unwrap(), "--checkpoint-interval", "30ms"];
+        let mut command = place.ours.command(words);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(60 << (round / 2 * 2))));
         // It may be over already, which is one of the times.
-        child.kill().unwrap();
-        child.wait().unwrap();
+        end_by(child, [Signal::KILL, Signal::TERM][round % 2]);
     }
     let snapshot = place.ours.snapshot(&place.source(), &[]).unwrap();
     let kopia = Kopia::new(PASSWORD).unwrap();
     kopia.connect_filesystem(&place.repository(), &[]).unwrap();
     kopia.verify_snapshots().unwrap();
-    let restored = place.folder.path().join("restored");
-    kopia.restore(&snapshot.id, &restored).unwrap();
-    assert_same(&place.source(), &restored, Compare::kept_by_kopia()).unwrap();
+    for (id, tree) in [(snapshot.id, place.source()), (before.id, kept)] {
+        let restored = place.folder.path().join(&id);
+        kopia.restore(&id, &restored).unwrap();
+        assert_same(&tree, &restored, Compare::kept_by_kopia()).unwrap();
+    }
+}
+
+/// The bytes of what was stored whole in a folder.
+fn stored_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let count = |entry: std::fs::DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => stored_in(&entry.path()),
+        false if entry.file_name().to_string_lossy().contains(".tmp.") => 0,
+        // What is renamed in this moment is counted the next time.
+        false => entry.metadata().map_or(0, |found| found.len()),
+    };
+    entries.map(count).sum()
+}
+
+#[test]
+fn a_backup_that_is_killed_uploads_no_more_than_an_interval_of_it_again() {
+    const RATE: u64 = 10_000_000;
+    const INTERVAL: u64 = 1;
+    /// So long it takes until what was in memory at a checkpoint is stored: less than the budget.
+    const SAVING: u64 = 3;
+    const PACK: u64 = 10 << 20;
+    const TOTAL: u64 = 300 * 500_000;
+    let place = Place::new();
+    place.plant(300, 500_000);
+    place.ours.run(["repository", "set-parameters", "--max-pack-size-mb=10"]).unwrap();
+    place.limit_uploads(&RATE.to_string());
+    let mut child = place.start(&["--checkpoint-interval", "1s", "--memory-budget-mb=48"]);
+    // Any time will do, once more is stored than may be lost.
+    let enough = 75_000_000 + u64::from(std::process::id()) % 40_000_000;
+    wait_for("enough data", || {
+        stored_in(&place.repository()) > enough || child.try_wait().unwrap().is_some()
+    });
+    child.kill().unwrap();
+    assert!(!child.wait().unwrap().success(), "the backup was over before it could be killed");
+    let stored = stored_in(&place.repository());
+    place.limit_uploads("unlimited");
+    place.assert_goes_on(300);
+    let again = stored_in(&place.repository()) - stored;
+    let lost = (again + stored).saturating_sub(TOTAL);
+    let bound = RATE * (INTERVAL + SAVING) + PACK;
+    assert!(lost <= bound, "{stored} bytes were stored, then {again}: {lost} of them again");
 }
 
 #[test]
@@ -185,7 +245,18 @@ fn what_must_not_be_read_is_named_and_the_policy_decides() {
 
     let kopia = Kopia::new(PASSWORD).unwrap();
     kopia.connect_filesystem(&place.repository(), &[]).unwrap();
-    kopia.set_policy(&["--global", "--ignore-file-errors=true", "--ignore-dir-errors=true"]).unwrap();
+    kopia.set_policy(&["--global", "--ignore-identical-snapshots=true"]).unwrap();
+    let again = back_up_as_nobody(&place, &[]);
+    let errors = String::from_utf8_lossy(&again.stderr);
+    assert!(errors.contains("Not saved") && again.stdout.is_empty(), "{errors}");
+    assert!(
+        !again.status.success() && errors.contains("2 entries"),
+        "that it is as before makes it no better: {errors}"
+    );
+    assert!(errors.contains(snapshot["id"].as_str().unwrap()), "{errors}");
+
+    let lenient = ["--global", "--ignore-file-errors=true", "--ignore-dir-errors=true"];
+    kopia.set_policy(&lenient).unwrap();
     let lenient = back_up_as_nobody(&place, &[]);
     let errors = String::from_utf8_lossy(&lenient.stderr);
     assert!(lenient.status.success(), "{errors}");

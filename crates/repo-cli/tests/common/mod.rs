@@ -6,10 +6,11 @@ pub mod twins;
 use anyhow::{Context, Result};
 use lifeboat_testkit::kopia::Snapshot;
 use lifeboat_testkit::process;
+use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longer than any single command on a test repository may take on a busy machine.
@@ -75,4 +76,27 @@ impl Ours {
     pub fn restore(&self, id: &str, target: &Path) -> Result<()> {
         self.run([OsStr::new("restore"), OsStr::new(id), target.as_os_str()]).map(drop)
     }
+}
+
+/// Ends a program, whose errors are piped, by a signal, if it is not over already; says whether it was not. One that is asked
+/// to end either gets done all the same or says why it did not, unless it had not begun: then the signal ends it at once.
+pub fn end_by(mut child: Child, signal: Signal) -> bool {
+    let is_running = child.try_wait().unwrap().is_none();
+    if is_running {
+        kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    let until = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "the signal was not heard");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        _ if signal == Signal::KILL => {}
+        Some(0) => {}
+        Some(_) => assert!(said.contains("error: ") && said.contains("cancelled"), "{said}"),
+        None => assert!(said.is_empty(), "it was at work, and ended by the signal: {said}"),
+    }
+    is_running
 }
