@@ -61,7 +61,17 @@ fn begin_anew(volume: &Path) -> Result<()> {
 /// # Errors
 /// If they cannot be removed.
 pub fn clear(volume: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(volume.join(FOLDER)) {
+    let place = volume.join(FOLDER);
+    let removed = place.symlink_metadata().and_then(|found| {
+        // Nobody who restores can do without this place, whatever a snapshot has in it. A link is removed, not followed.
+        let file_type = found.file_type();
+        if file_type.is_dir() || file_type.is_symlink() {
+            std::fs::remove_dir_all(&place)
+        } else {
+            std::fs::remove_file(&place)
+        }
+    });
+    match removed {
         Err(problem) if problem.kind() != ErrorKind::NotFound => Err(problem),
         _ => Ok(()),
     }
@@ -102,6 +112,19 @@ mod tests {
         clear(volume).unwrap();
         clear(volume).unwrap();
         assert_eq!(std::fs::read_dir(volume).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_marks_gives_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = folder.path();
+        std::fs::write(volume.join(".velero"), "of the application").unwrap();
+        mark_complete(volume, "r-1").unwrap();
+        assert_eq!(read(volume, "r-1"), Mark::Complete);
+        clear(volume).unwrap();
+        std::fs::write(volume.join(".velero"), "of the application").unwrap();
+        mark_failed(volume, "r-1", "no bucket").unwrap();
+        assert_eq!(read(volume, "r-1"), Mark::Failed("no bucket".to_owned()));
     }
 
     /// A snapshot may bring a link along that leads elsewhere.
