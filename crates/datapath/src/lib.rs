@@ -10,5 +10,6 @@ pub mod legacy;
 pub mod location;
 pub mod mover;
 pub mod observe;
+mod resume;
 pub mod transfer;
 pub mod wire;

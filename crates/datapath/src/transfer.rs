@@ -1,5 +1,6 @@
 //! The data path itself, without Kubernetes: one volume into a repository, or back out of it.
 
+use crate::resume::distrust_files;
 use crate::wire::{AccessPoint, BackupResult, Progress, RestoreResult, VolumeMode};
 use lifeboat_blobs::wrap::cached::{CacheOptions, CacheRule, CacheUnit};
 use lifeboat_blobs::wrap::{Cached, RetryPolicy};
@@ -15,7 +16,7 @@ use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{ErrorKind, Id, Repository, Secret};
 use lifeboat_restic::ResticRepository;
 use lifeboat_uploader::{
-    BackupOptions, BlockBackupOptions, BlockRestoreOptions, Cancel, LogDetails, RestoreOptions,
+    BackupOptions, BlockBackupOptions, BlockRestoreOptions, Cancel, Existing, LogDetails, RestoreOptions,
     apply_retention, back_up, back_up_block, find_snapshots, load_snapshot, restore, restore_block,
     save_snapshot,
 };
@@ -231,6 +232,8 @@ pub struct Restore {
     pub sparse: bool,
     /// How many files are written at once; 0 for as many as there are processors.
     pub parallel_files: usize,
+    /// Whether another mover has begun with it and was lost: what that has written is not read again from the store.
+    pub goes_on: bool,
 }
 
 /// How far a transfer is; shared with whoever reports it.
@@ -278,7 +281,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// Backs a volume up as Velero's snapshots are: with its identity, tags, pin and policy. `all_moved` is called
-    /// when everything is in the store; if the transfer is ended for good before that returns, the snapshot is taken back.
+    /// when all data is in the store; if the transfer is ended for good before that returns, there never is a snapshot.
     ///
     /// # Errors
     /// If anything of the volume could not be stored; there is no snapshot then.
@@ -330,30 +333,42 @@ impl Transfer {
         let mut taken = taken?;
         let new = interface.written().new;
         if !taken.is_complete() && self.to_be_continued.load(Ordering::Relaxed) {
-            let id = save_snapshot(&interface, &mut taken)?;
-            interface.flush()?;
+            let save = || {
+                let id = save_snapshot(&interface, &mut taken)?;
+                interface.flush()?;
+                Ok(id)
+            };
+            let id = self.cancel.interrupting_save(&interface, save)?;
             info!(%id, "saved what is there so far, for another run");
             return Err(TransferError::Canceled);
         }
         if !taken.is_complete() || self.is_ended_for_good() {
-            drop_checkpoints(&interface, &source)?;
-            return Err(TransferError::Canceled);
+            return self.give_up(&interface, &source);
         }
         check_entries(&taken)?;
-        taken.tags = velero::tags(backup.requester, &backup.tags);
-        taken.update_pins([velero::PIN], []);
-        let id = save_snapshot(&interface, &mut taken)?;
-        apply_retention(&interface, &source, &retention)?;
-        interface.flush()?;
-        info!(stored = interface.written().stored, "bytes went to the store");
+        // A snapshot that nobody wants any more would stay for ever: nothing names it. So there is none before that is known.
+        self.cancel.interrupting_save(&interface, || Ok(interface.flush()?))?;
         all_moved();
         if self.is_ended_for_good() {
-            // Nobody knows of it who would ever remove it.
-            interface.delete_manifest(&id)?;
-            interface.flush()?;
-            return Err(TransferError::Canceled);
+            return self.give_up(&interface, &source);
         }
+        taken.tags = velero::tags(backup.requester, &backup.tags);
+        taken.update_pins([velero::PIN], []);
+        let save = || {
+            let id = save_snapshot(&interface, &mut taken)?;
+            apply_retention(&interface, &source, &retention)?;
+            interface.flush()?;
+            Ok(id)
+        };
+        let id = self.cancel.interrupting_save(&interface, save)?;
+        info!(stored = interface.written().stored, "bytes went to the store");
         Ok(self.backed_up(backup, &taken, id, new))
+    }
+
+    /// Ends a backup that nobody wants any more. A store that does not answer is not waited for.
+    fn give_up<T>(&self, interface: &KopiaRepository, source: &SourceInfo) -> Result<T, TransferError> {
+        self.cancel.interrupting_save(interface, || drop_checkpoints(interface, source))?;
+        Err(TransferError::Canceled)
     }
 
     /// Whether nobody wants what it has moved.
@@ -410,7 +425,10 @@ impl Transfer {
         let root = self.root_of(&*interface, &job.snapshot_id)?;
         let bytes = match job.mode {
             VolumeMode::Filesystem => {
+                let existing = existing(job);
                 let options = RestoreOptions {
+                    existing_files: existing,
+                    existing_links: existing,
                     // restic keeps what is in a volume and nothing of its root, which stays as it is.
                     attributes_of_target: !matches!(self.repository, Opened::Restic(_)),
                     sparse: job.sparse,
@@ -428,7 +446,7 @@ impl Transfer {
                 check_device(&job.path)?;
                 let options = BlockRestoreOptions {
                     target: job.path.clone(),
-                    compare: false,
+                    compare: job.goes_on,
                     threads: job.parallel_files,
                 };
                 restore_block(&*interface, &root, &options, &self.meter.progress, &self.cancel)?.size
@@ -498,6 +516,23 @@ fn check_entries(snapshot: &SnapshotManifest) -> Result<(), lifeboat_uploader::E
         error: first.map(|entry| entry.error.clone()).unwrap_or_default(),
         denied: false,
     })
+}
+
+/// What a restore does with files that are there.
+fn existing(job: &Restore) -> Existing {
+    if !job.goes_on {
+        return Existing::default();
+    }
+    match distrust_files(&job.path) {
+        Ok(files) => {
+            info!(files, "a mover was lost: its files are compared, and only what is missing is read");
+            Existing::Update
+        }
+        Err(error) => {
+            warn!(%error, "a mover was lost, and its files cannot be told from whole ones: all is restored anew");
+            Existing::default()
+        }
+    }
 }
 
 fn check_device(path: &Path) -> Result<(), TransferError> {

@@ -12,6 +12,13 @@ use std::fmt;
 pub const CANCELED: &str = "data path is canceled";
 /// How the message of a data path ends whose container was ended from outside.
 pub const INTERRUPTED: &str = "the container was told to end";
+/// How the message of a restore ends that did not come to its end, of which the pod that waits for it was told.
+pub const TOLD: &str = "the restored pod was told";
+/// How it ends if that pod could not be told.
+pub const NOT_TOLD: &str = "the restored pod could not be told";
+
+/// The annotation of an operation that says how many of its movers were lost.
+pub const MOVERS_LOST: &str = "lifeboat.io/movers-lost";
 
 /// The file whose content becomes the termination message of the container.
 pub use lifeboat_restore_helper::TERMINATION_LOG;
@@ -209,6 +216,25 @@ impl Ending {
         }
     }
 
+    /// The same with one word more, if it has words.
+    #[must_use]
+    pub fn and(self, word: &str) -> Self {
+        let with = |text: &str| format!("{text}; {word}");
+        match self {
+            Self::BackedUp(_) | Self::Restored(_) => self,
+            Self::Canceled(text) => Self::Canceled(with(&text)),
+            Self::Interrupted(text) => Self::Interrupted(with(&text)),
+            Self::Failed(text) => Self::Failed(with(&text)),
+        }
+    }
+
+    /// Whether it says that the restored pod was told ([`TOLD`]), or that it could not be; `None` if it does not speak of that.
+    #[must_use]
+    pub fn told(&self) -> Option<bool> {
+        let (Self::Canceled(text) | Self::Interrupted(text) | Self::Failed(text)) = self else { return None };
+        if text.ends_with(NOT_TOLD) { Some(false) } else { text.ends_with(TOLD).then_some(true) }
+    }
+
     /// The line of its log by which a mover says that all has moved; other endings have more to say than a line, and the pod
     /// has it.
     #[must_use]
@@ -307,6 +333,23 @@ mod tests {
         assert_eq!(result.snapshot_id, "96ba2fb01d1fb4ad6a499516bcbecb6a");
         assert_eq!((result.total_bytes, result.incremental_bytes), (300_030, 300_030));
         assert_eq!(result.source.volume_mode, VolumeMode::Filesystem);
+    }
+
+    #[test]
+    fn last_words_say_whether_the_restored_pod_was_told_also_if_they_are_long() {
+        let long = "x".repeat(MAX_TERMINATION_MESSAGE);
+        for words in ["stopped", &long] {
+            for ending in [Ending::Canceled(words.to_owned()), Ending::Failed(words.to_owned())] {
+                let read = |ending: Ending| {
+                    Ending::read(Direction::Restore, false, &ending.termination_message()).unwrap().told()
+                };
+                assert_eq!(read(ending.clone()), None);
+                assert_eq!(read(ending.clone().and(TOLD)), Some(true));
+                assert_eq!(read(ending.and(&format!("no room: {NOT_TOLD}"))), Some(false));
+            }
+        }
+        let restored = Ending::read(Direction::Restore, true, RESTORE).unwrap();
+        assert_eq!((restored.clone().and(TOLD), restored.told()), (restored, None));
     }
 
     #[test]

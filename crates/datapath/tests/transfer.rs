@@ -3,8 +3,8 @@
 
 use lifeboat_api::v1::BackupStorageLocationSpec;
 use lifeboat_blobs::Operation;
-use lifeboat_blobs::wrap::Fault;
-use lifeboat_blobs::wrap::fault::{Action as StoreAction, Rule};
+use lifeboat_blobs::wrap::fault::{Action as StoreAction, Control, Rule};
+use lifeboat_blobs::wrap::{Fault, Metered, Metrics};
 use lifeboat_budget::Budget;
 use lifeboat_datapath::legacy;
 use lifeboat_datapath::location::{Access as LocationAccess, store_config};
@@ -148,7 +148,14 @@ fn restored(transfer: &Transfer, restore: &Restore) -> i64 {
 }
 
 fn restore(id: &str, path: &Path, mode: VolumeMode) -> Restore {
-    Restore { path: path.to_owned(), mode, snapshot_id: id.to_owned(), sparse: false, parallel_files: 2 }
+    Restore {
+        path: path.to_owned(),
+        mode,
+        snapshot_id: id.to_owned(),
+        sparse: false,
+        parallel_files: 2,
+        goes_on: false,
+    }
 }
 
 fn backup(path: &Path, mode: VolumeMode) -> Backup {
@@ -294,6 +301,23 @@ enum Loss {
 }
 
 impl Place {
+    /// A mover that restores, what is to go wrong with its store, and what it reads.
+    fn watched(&self) -> (Transfer, Control, Arc<Metrics>) {
+        let open = lifeboat_blobs::OpenOptions::default();
+        let fault = Fault::new(self.runtime.block_on(self.vault.store.open(&open)).unwrap());
+        let (control, metrics) = (fault.control(), Arc::new(Metrics::default()));
+        let identity =
+            ClientIdentity { username: velero::IDENTITY.into(), hostname: velero::IDENTITY.into() };
+        let budget = Budget::new(64 << 20);
+        let _context = self.runtime.enter();
+        let store = Arc::new(Metered::new(fault, Arc::clone(&metrics)));
+        let mut options = OpenOptions::new(store, self.vault.password.clone(), identity);
+        options.access = Access::ReadOnly;
+        options.budget = budget.clone();
+        let repository = self.runtime.block_on(Repository::open(options)).unwrap();
+        (self.transfer_of(Opened::Kopia(repository), budget), control, metrics)
+    }
+
     /// What unfinished backups have left, with the bytes of each.
     fn unfinished(&self, observer: &Repository) -> Vec<u64> {
         self.runtime.block_on(observer.refresh()).unwrap();
@@ -394,6 +418,68 @@ fn the_replacement_of_a_lost_mover_goes_on_from_what_it_had_saved() {
         place.restore(&second.snapshot_id, &place.path("back"), VolumeMode::Filesystem);
         assert_same(&volume, &place.path("back"), Compare::exact()).unwrap();
     }
+}
+
+/// A mover that is killed while it writes leaves whole files, half of one, and a file whose data its node has lost though not its
+/// size and time.
+#[test]
+fn the_replacement_of_a_lost_mover_reads_only_what_is_missing_and_takes_no_file_for_whole_that_is_not() {
+    let place = Place::new();
+    let (volume, back) = (place.path("volume"), place.path("back"));
+    let mut random = Random::new(6);
+    for folder in 0..8 {
+        let folder = volume.join(format!("folder-{folder}"));
+        fs::create_dir_all(&folder).unwrap();
+        for file in 0..40 {
+            fs::write(folder.join(format!("file-{file:02}")), random.bytes(200_000)).unwrap();
+        }
+    }
+    place.kopia().run(["repository", "set-parameters", "--max-pack-size-mb=10"]).unwrap();
+    let backed_up = place.back_up(&volume, VolumeMode::Filesystem);
+    let (id, all) = (&backed_up.snapshot_id, u64::try_from(backed_up.total_bytes).unwrap());
+
+    let (killed, control, _) = place.watched();
+    let done = AtomicBool::new(false);
+    let lost = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) && killed.meter.read().done_bytes < 20 << 20 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            control.crash();
+            killed.cancel.cancel();
+        });
+        let lost = killed.restore(&restore(id, &back, VolumeMode::Filesystem), || ());
+        done.store(true, Ordering::Relaxed);
+        lost
+    });
+    assert!(lost.is_err(), "{lost:?}");
+    let files = |path: &Path| {
+        let found = Command::new("find").arg(path).args(["-type", "f", "-size", "+195k"]).output().unwrap();
+        String::from_utf8(found.stdout).unwrap().lines().map(PathBuf::from).collect::<Vec<_>>()
+    };
+    let written = files(&back);
+    let same = |file: &PathBuf| {
+        fs::read(file).unwrap() == fs::read(volume.join(file.strip_prefix(&back).unwrap())).unwrap()
+    };
+    let whole: Vec<_> = written.into_iter().filter(same).collect();
+    assert!(whole.len() > 20 && whole.len() < 320, "{} whole files", whole.len());
+    for (file, blank) in [(&whole[0], 0..200_000), (&whole[1], 50_000..60_000)] {
+        let modified = fs::metadata(file).unwrap().modified().unwrap();
+        let mut data = fs::read(file).unwrap();
+        data[blank].fill(0);
+        fs::write(file, data).unwrap();
+        fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
+    }
+
+    let (next, _, metrics) = place.watched();
+    let before = metrics.snapshot().get.bytes;
+    let goes_on = Restore { goes_on: true, ..restore(id, &back, VolumeMode::Filesystem) };
+    restored(&next, &goes_on);
+    assert_same(&volume, &back, Compare::exact()).unwrap();
+    let read = metrics.snapshot().get.bytes - before;
+    let kept = u64::try_from(whole.len()).unwrap() * 200_000;
+    // Packs are read in long runs, and two files had to be read again.
+    assert!(read < all - kept / 2, "{read} of {all} bytes were read though {kept} were there");
 }
 
 /// As earlier releases of Velero had restic back volumes up: what is in the volume, under a short id.

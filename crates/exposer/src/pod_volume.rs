@@ -4,7 +4,7 @@
 //! follows from the names of pod, volume and plugin ([`folder`]), so nobody has to look around on the node. The mount asks
 //! for a folder that is there: a place that turns out to be wrong is an error of the pod, never an empty backup.
 
-use crate::step::{clean_in_order, forget, pod_at_last, stranger};
+use crate::step::{clean_in_order, forget, pod_at_last, remove, stranger};
 use crate::{
     Action, After, HostedVolume, Next, ObjectKind, Operation, Placement, Surroundings, cache_claim,
     hosting_pod,
@@ -153,6 +153,23 @@ pub fn next(operation: &Operation, details: &Details, seen: &Seen) -> Next {
     })
 }
 
+/// The next step towards a hosting pod that tells a restored pod that its volume does not come: one like any other, since every
+/// mover that finds its restore over does that. One that is there does it too, unless it is `spent`: then it makes room.
+#[must_use]
+pub fn tell(operation: &Operation, details: &Details, seen: &Seen, spent: bool) -> Next {
+    if let Some(stranger) = stranger(operation, &seen.objects()) {
+        return stranger;
+    }
+    match &seen.pod {
+        Some(pod) if spent => remove(ObjectKind::Pod, &pod.metadata),
+        pod => pod_at_last(pod.as_ref(), || {
+            // No data is moved any more.
+            let hosted = HostedVolume { cache: false, ..details.hosted.clone() };
+            hosting_pod(operation, &hosted, &details.placement, &details.surroundings)
+        }),
+    }
+}
+
 /// The next step towards nothing being left. The volume itself is its pod's, and is not touched.
 #[must_use]
 pub fn clean(operation: &Operation, seen: &Seen) -> Next {
@@ -233,6 +250,19 @@ pub fn waits_for_volumes(pod: &Pod) -> bool {
     let status = pod.status.iter().flat_map(|status| status.init_container_statuses.iter().flatten());
     let runs = |state: &k8s_openapi::api::core::v1::ContainerState| state.running.is_some();
     status.filter(|one| one.name == RESTORE_WAIT).any(|one| one.state.as_ref().is_some_and(runs))
+}
+
+/// Whether the init container of a restored pod has said that there is nothing to wait for any more. It begins again and again
+/// after that, and ends as often, so what it does at the moment tells nothing.
+#[must_use]
+pub fn has_given_up(pod: &Pod) -> bool {
+    let status = pod.status.iter().flat_map(|status| status.init_container_statuses.iter().flatten());
+    let states = status
+        .filter(|one| one.name == RESTORE_WAIT)
+        .flat_map(|one| [one.state.as_ref(), one.last_state.as_ref()]);
+    let mut ends = states.flatten().filter_map(|state| state.terminated.as_ref());
+    // One that was killed, with its node for example, leaves no words and waits again.
+    ends.any(|end| end.exit_code != 0 && end.message.as_deref().is_some_and(|words| !words.trim().is_empty()))
 }
 
 fn shown(pod: &Pod) -> String {
@@ -335,6 +365,25 @@ mod tests {
         assert_eq!(name(json!({ "persistentVolumeClaim": { "claimName": "c" } })).as_deref(), Some("c"));
         assert_eq!(name(json!({ "ephemeral": {} })).as_deref(), Some("web-data"));
         assert_eq!(name(json!({ "emptyDir": {} })), None);
+    }
+
+    #[test]
+    fn a_pod_has_given_up_once_its_helper_has_said_why() {
+        let of = |state: Value, last: Value| {
+            let status = json!([{
+                "name": RESTORE_WAIT, "image": "", "imageID": "", "ready": false, "restartCount": 1, "state": state,
+                "lastState": last,
+            }]);
+            let mut pod = pod(json!({ "emptyDir": {} }));
+            pod.status = serde_json::from_value(json!({ "initContainerStatuses": status })).unwrap();
+            has_given_up(&pod)
+        };
+        let ended = |code: i32, words: &str| json!({ "terminated": { "exitCode": code, "message": words } });
+        assert!(of(ended(1, "the volume data was not restored"), json!({})));
+        let restarting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
+        assert!(of(restarting.clone(), ended(1, "the volume data was not restored")));
+        assert!(!of(json!({ "running": {} }), json!({})));
+        assert!(!of(restarting, ended(137, "")), "it will wait again");
     }
 
     #[test]

@@ -98,7 +98,9 @@ impl Scenario for Upload {
             Wish::Expose | Wish::HandOver => {
                 upload::next(&operation, &Self::source(), &details, &Self::look(world))
             }
-            Wish::Clean | Wish::Keep | Wish::Kept => upload::clean(&operation, &Self::look(world)),
+            Wish::Clean | Wish::Keep | Wish::Kept | Wish::Tell => {
+                upload::clean(&operation, &Self::look(world))
+            }
         }
     }
 
@@ -160,7 +162,7 @@ impl Scenario for Upload {
 
     fn check_end(&self, world: &World, wish: Wish) {
         match wish {
-            Wish::Clean | Wish::Keep | Wish::Kept => {
+            Wish::Clean | Wish::Keep | Wish::Kept | Wish::Tell => {
                 assert!(world.objects.is_empty(), "left behind:\n{}", shown(world));
                 assert!(!world.storage.values().any(|there| *there), "the storage keeps {:?}", world.storage);
             }
@@ -258,7 +260,7 @@ impl Scenario for Download {
         match wish {
             Wish::Expose => download::next(&operation, &Self::target(), &details, &seen),
             Wish::HandOver => download::hand_over(&operation, &Self::target(), &seen),
-            Wish::Clean => download::clean(&operation, &seen),
+            Wish::Clean | Wish::Tell => download::clean(&operation, &seen),
             Wish::Keep => download::keep(&operation, &Self::target(), &seen),
             Wish::Kept => download::clean(&operation, &Self::look_without_operation(world)),
         }
@@ -382,7 +384,7 @@ impl Scenario for Download {
                     assert!(lives || self.policy == "Retain", "left behind:\n{}", shown(world));
                 }
             }
-            Wish::Expose | Wish::HandOver | Wish::Keep => {}
+            Wish::Expose | Wish::HandOver | Wish::Keep | Wish::Tell => {}
         }
     }
 }

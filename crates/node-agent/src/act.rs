@@ -8,7 +8,9 @@ use crate::machine::{Action, Hosting, decide};
 use crate::operation::notes;
 use crate::peers::maker;
 use crate::reasons::{WAITS, running_pod, why};
+use crate::telling::tell;
 use crate::waiting::{LATER, SOON, explain, pace, refused, waited};
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -22,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// As many steps are taken in one go before others get their turn.
-const STEPS: usize = 24;
+pub(crate) const STEPS: usize = 24;
 /// Until the next look when somebody will tell us.
 const MUCH_LATER: Duration = Duration::from_secs(30);
 /// A wait that is longer deserves a diagnosis.
@@ -81,6 +83,7 @@ fn action_name(action: Action) -> &'static str {
         Action::HandOver => "hand over",
         Action::Keep => "keep",
         Action::Finish(_) => "finish",
+        Action::Tell => "tell",
         Action::CleanUp => "clean up",
         Action::RemoveFinalizer => "remove finalizer",
     }
@@ -139,6 +142,7 @@ async fn act<K: Exposed>(
         Action::HandOver => hand_over(agent, object, seen).await,
         Action::Keep => keep(agent, object, seen).await,
         Action::Finish(phase) => finish(agent, object, seen, phase).await,
+        Action::Tell => tell(agent, object, seen).await,
         Action::CleanUp => match steps(agent, &object, &mut seen.seen, K::clean).await? {
             Ok(turn) => Ok(turn),
             Err(waiting) => {
@@ -339,8 +343,9 @@ async fn replace<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result
             format!("the mover was lost ({reason}) and is replaced, for the {lost}. time");
     })
     .await?;
-    if matches!(turn, Turn::Again(_)) {
+    if let Turn::Again(replaced) = &turn {
         agent.metrics.movers_lost.inc();
+        agent.forget_mover(&replaced.uid().unwrap_or_default());
         pass_log_on(agent, seen).await;
     }
     Ok(turn)
@@ -474,20 +479,25 @@ async fn finish<K: Exposed>(agent: &Agent, object: K, seen: Look<K>, phase: Phas
         agent.slot_is_free();
         if let Some(message) = message {
             tracing::error!(kind = K::KIND.name(), name = reference.name, "{message}");
-            let note = message[..message.floor_char_boundary(LONGEST_NOTE)].to_owned();
-            let event = Event {
-                type_: EventType::Warning,
-                reason: "Failed".to_owned(),
-                note: Some(note),
-                action: "MoveData".to_owned(),
-                secondary: None,
-            };
-            if let Err(error) = agent.recorder.publish(&event, &reference).await {
-                tracing::warn!(%error, "an event could not be made");
-            }
+            warn_of(agent, &reference, "Failed", &message).await;
         }
     }
     Ok(turn)
+}
+
+/// Has an Event of an operation say what has gone wrong.
+pub(crate) async fn warn_of(agent: &Agent, reference: &ObjectReference, reason: &str, message: &str) {
+    let note = message[..message.floor_char_boundary(LONGEST_NOTE)].to_owned();
+    let event = Event {
+        type_: EventType::Warning,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: "MoveData".to_owned(),
+        secondary: None,
+    };
+    if let Err(error) = agent.recorder.publish(&event, reference).await {
+        tracing::warn!(%error, "an event could not be made");
+    }
 }
 
 /// Counts how long an operation took that has moved everything, if that is told of its kind.
@@ -518,7 +528,7 @@ fn set_phase<K: Exposed>(object: &mut K, phase: Phase) {
     object.status_mut().phase = Some(phase);
 }
 
-fn note<K: Exposed>(object: &mut K, key: &str, value: String) {
+pub(crate) fn note<K: Exposed>(object: &mut K, key: &str, value: String) {
     object.annotations_mut().insert(key.to_owned(), value);
 }
 

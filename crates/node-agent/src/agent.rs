@@ -134,8 +134,6 @@ impl Agent {
         follow(&agent, watcher(claims, made_here.clone()).default_backoff().touched_objects());
         let snapshots: Api<PartialObjectMeta<VolumeSnapshot>> = Api::namespaced(client.clone(), namespace);
         follow(&agent, watcher(snapshots, made_here).default_backoff().touched_objects());
-        listen(&agent, Reason::Progress);
-        listen(&agent, Reason::Completed);
         reread(&agent, sources, announce);
         // Slots and queues are counted over all kinds, so nothing is done before all lists are complete. Nobody else may wait
         // for these: of several that do, a store wakes the last one only.
@@ -147,6 +145,9 @@ impl Agent {
         agent.stores.downloads.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agent.stores.pod_backups.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
         agent.stores.pod_restores.wait_until_ready().await.map_err(|_| Error::WatchEnded)?;
+        // What movers have said of an operation that is not known yet would be dropped for good.
+        listen(&agent, Reason::Progress);
+        listen(&agent, Reason::Completed);
         Ok(agent)
     }
 
@@ -248,6 +249,11 @@ impl Agent {
     /// Whether the mover of an operation says that all has moved.
     pub(crate) fn says_all_moved(&self, uid: &str) -> bool {
         self.all_moved.lock().contains(uid)
+    }
+
+    /// What the mover of an operation has said is not what the next one says.
+    pub(crate) fn forget_mover(&self, uid: &str) {
+        self.all_moved.lock().remove(uid);
     }
 
     pub(crate) fn forget(&self, uid: &str) {

@@ -6,7 +6,7 @@ use crate::operation::{VolumeOperation, notes};
 use crate::recent::Attachments;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim, ResourceRequirements,
+    Node, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim, Pod, ResourceRequirements,
 };
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
@@ -85,6 +85,23 @@ pub(crate) trait Exposed: VolumeOperation {
     }
     /// Why there is nobody to hand the volume to, if so.
     fn unclaimable(&self, _: &Self::Seen) -> Option<String> {
+        None
+    }
+    /// Whether a pod waits for it that does not know how it has ended.
+    fn is_awaited(&self, _: &Agent) -> impl Future<Output = Result<bool, kube::Error>> + Send {
+        std::future::ready(Ok(false))
+    }
+    /// The next step towards a hosting pod that tells such a pod; `spent` says that the one that is there does not.
+    fn tell(
+        &self,
+        _: &Agent,
+        _: &Self::Seen,
+        _spent: bool,
+    ) -> impl Future<Output = Result<Next, Error>> + Send {
+        std::future::ready(Ok(Next::Done))
+    }
+    /// The hosting pod, if who is told by it has to be looked after.
+    fn messenger(_: &Self::Seen) -> Option<&Pod> {
         None
     }
     /// What has to be known of the hosting, if something of it is to be handed over, when the data was moved; `None` if it

@@ -21,6 +21,7 @@ mod reasons;
 mod recent;
 mod settings;
 mod sweep;
+mod telling;
 mod waiting;
 
 pub use settings::SettingsError;

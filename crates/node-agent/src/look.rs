@@ -16,7 +16,7 @@ use lifeboat_exposer::{Next, Operation, Waiting};
 use std::sync::Arc;
 
 /// How long a mover may take to stop before its pod is removed.
-const CANCEL_GRACE: SignedDuration = SignedDuration::from_secs(10);
+pub(crate) const CANCEL_GRACE: SignedDuration = SignedDuration::from_secs(10);
 /// As many movers are tried.
 const MOVERS: u32 = 3;
 /// After so long an operation falls to another agent, should the one it falls to not see it.
@@ -80,6 +80,8 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     }
     // Hosting objects exist only under the finalizer, so operations that have long been over cost nothing.
     let over = phase.is_final() && finalizer && ours;
+    let in_vain = over && matches!(phase, Phase::Failed | Phase::Canceled);
+    let untold = in_vain && object.note(notes::TOLD).is_none() && object.is_awaited(agent).await?;
     let moving = K::HANDS_OVER && matches!(phase, Phase::InProgress | Phase::Canceling) && moved && ours;
     let seen = if over || moving { Some(object.look(agent, true).await?) } else { None };
     let unclaimable = seen.as_ref().filter(|_| moving).and_then(|seen| object.unclaimable(seen));
@@ -106,6 +108,7 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
         deleting: object.meta().deletion_timestamp.is_some(),
         hosting: hosted.state,
         elsewhere: phase == Phase::Prepared && is_elsewhere(object, pod.as_deref()),
+        untold,
         leftovers: seen.as_ref().filter(|_| over).is_some_and(|seen| object.clean(seen) != Next::Done),
         moved,
         handed_over: seen

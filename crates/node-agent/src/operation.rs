@@ -21,12 +21,14 @@ pub(crate) mod notes {
     pub(crate) const MOVED_AT: &str = "lifeboat.io/moved-at";
     /// The volume with the restored data, which could not be handed over and says of itself that it is kept.
     pub(crate) const KEPT: &str = "lifeboat.io/kept-volume";
-    /// How many movers were lost.
-    pub(crate) const MOVERS_LOST: &str = "lifeboat.io/movers-lost";
+    /// How many movers were lost; the next one goes by it, too.
+    pub(crate) use lifeboat_datapath::wire::MOVERS_LOST;
     /// Since when a lost mover is being replaced.
     pub(crate) const REPLACING_SINCE: &str = "lifeboat.io/replacing-since";
     /// The pod of that mover, by its UID: until it is gone it is not lost a second time.
     pub(crate) const LOST_POD: &str = "lifeboat.io/lost-pod";
+    /// What became of telling the pod that waits for the volume that its data does not come: `true`, or why it was given up.
+    pub(crate) const TOLD: &str = "lifeboat.io/told";
     /// Since when the mover has been told to stop.
     pub(crate) const CANCELING_SINCE: &str = "lifeboat.io/canceling-since";
 }

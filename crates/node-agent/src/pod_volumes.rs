@@ -11,8 +11,8 @@ use kube::api::Api;
 use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
 use lifeboat_api::{Duration, NodeOs, Phase};
 use lifeboat_exposer::pod_volume::{
-    Details, RESTORE_WAIT, Seen, claim_name, clean, folder, host_path, next, possible_drivers, volume,
-    waits_for_volumes,
+    self, Details, RESTORE_WAIT, Seen, claim_name, clean, folder, has_given_up, host_path, next,
+    possible_drivers, volume, waits_for_volumes,
 };
 use lifeboat_exposer::{After, Direction, HostedVolume, Next, Placement, Thing, VolumeSource, Waiting};
 
@@ -28,9 +28,13 @@ pub(crate) trait OfPod: VolumeOperation {
     fn home_of_pod(&self, agent: &Agent) -> Option<String>;
     /// See [`Exposed::gate`].
     fn gate_of_pod(&self, agent: &Agent) -> impl Future<Output = Result<Gate, kube::Error>> + Send;
+    /// Whether the pod is held back until it is done.
+    const HOLDS_POD: bool;
 }
 
 impl OfPod for PodVolumeBackup {
+    const HOLDS_POD: bool = false;
+
     fn pod(&self) -> &ObjectReference {
         &self.spec.pod
     }
@@ -53,6 +57,8 @@ impl OfPod for PodVolumeBackup {
 }
 
 impl OfPod for PodVolumeRestore {
+    const HOLDS_POD: bool = true;
+
     fn pod(&self) -> &ObjectReference {
         &self.spec.pod
     }
@@ -176,9 +182,57 @@ impl<K: OfPod> Exposed for K {
         clean(&self.operation(), seen)
     }
 
+    async fn is_awaited(&self, agent: &Agent) -> Result<bool, kube::Error> {
+        if !K::HOLDS_POD {
+            return Ok(false);
+        }
+        Ok(pod(agent, self.pod()).await?.is_some_and(|pod| awaits(self.pod(), &pod)))
+    }
+
+    async fn tell(&self, agent: &Agent, seen: &Self::Seen, spent: bool) -> Result<Next, Error> {
+        tell(agent, self, seen, spent).await
+    }
+
+    fn messenger(seen: &Self::Seen) -> Option<&Pod> {
+        seen.pod.as_ref()
+    }
+
     fn things(seen: &Self::Seen) -> Vec<Thing<'_>> {
         seen.things()
     }
+}
+
+/// Whether a pod waits for its volumes, or will, and has not learnt that one of them does not come.
+fn awaits(reference: &ObjectReference, pod: &Pod) -> bool {
+    let stays = pod.metadata.deletion_timestamp.is_none();
+    stays && gate(reference, Some(pod)).hopeless.is_none() && !has_given_up(pod)
+}
+
+/// The next step towards a hosting pod that tells the pod of an operation. Its volume is in its place when it waits.
+async fn tell<K: OfPod>(agent: &Agent, object: &K, seen: &Seen, spent: bool) -> Result<Next, Error> {
+    let Some(pod) = pod(agent, object.pod()).await? else {
+        return Ok(Next::Impossible(gone(object.pod())));
+    };
+    let Gate { home, waiting, .. } = gate(object.pod(), Some(&pod));
+    if let Some(waiting) = waiting {
+        return Ok(Next::Wait(waiting));
+    }
+    if let Some(node) = home
+        && agent.is_lost(&node).await?
+    {
+        // It may come back before it loses its pods, but nobody knows, so nothing is left there meanwhile.
+        return Ok(match clean(&object.operation(), seen) {
+            Next::Done => Next::Wait(Waiting {
+                for_what: format!("the node {node}, which does not answer"),
+                advice: "if it does not come back, delete the pod",
+            }),
+            next => next,
+        });
+    }
+    Ok(match details(agent, object).await? {
+        Ok(details) => pod_volume::tell(&object.operation(), &details, seen, spent),
+        Err(instead) => instead,
+    })
 }
 
 /// What the hosting pod beside a pod is made from, or what is to be said instead.
@@ -275,6 +329,26 @@ mod tests {
         let pod = json!({ "metadata": { "name": "web" }, "spec": { "containers": [], "nodeName": node }, "status": status });
         let reference = ObjectReference { name: Some("web".to_owned()), ..ObjectReference::default() };
         gate(&reference, Some(&serde_json::from_value(pod).unwrap()))
+    }
+
+    #[test]
+    fn a_pod_awaits_its_volumes_from_the_beginning_until_it_runs_or_knows_better_or_is_deleted() {
+        let awaits = |metadata: Value, status: Value| {
+            let pod = json!({ "metadata": metadata, "spec": { "containers": [] }, "status": status });
+            awaits(&ObjectReference::default(), &serde_json::from_value(pod).unwrap())
+        };
+        let helper = |state: Value| {
+            let status = json!([{ "name": RESTORE_WAIT, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state }]);
+            json!({ "phase": "Pending", "initContainerStatuses": status })
+        };
+        let there = || json!({ "name": "web" });
+        assert!(awaits(there(), json!({ "phase": "Pending" })));
+        assert!(awaits(there(), helper(json!({ "running": {} }))));
+        let words = json!({ "terminated": { "exitCode": 1, "message": "the volume data was not restored" } });
+        assert!(!awaits(there(), helper(words)));
+        assert!(!awaits(there(), json!({ "phase": "Running" })));
+        let going = json!({ "name": "web", "deletionTimestamp": "2026-01-01T00:00:00Z" });
+        assert!(!awaits(going, helper(json!({ "running": {} }))));
     }
 
     #[test]

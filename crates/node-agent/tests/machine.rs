@@ -21,6 +21,7 @@ fn new(kind: Kind, suitable: Suitable) -> Observation {
         deleting: false,
         hosting: Hosting::Absent,
         elsewhere: false,
+        untold: false,
         leftovers: false,
         moved: false,
         handed_over: false,
@@ -63,7 +64,14 @@ fn act(seen: Observation, action: Action) -> Observation {
             after.kept = false;
             after.hosting = Hosting::Absent;
         }
-        Action::Finish(phase) => after.phase = phase,
+        Action::Finish(phase) => {
+            after.phase = phase;
+            after.untold = seen.kind == Kind::PodVolumeRestore && phase != Phase::Completed;
+        }
+        Action::Tell => {
+            after.leftovers = true;
+            after.hosting = Hosting::Running;
+        }
         Action::CleanUp => {
             after.hosting = Hosting::Absent;
             after.leftovers = false;
@@ -83,6 +91,7 @@ fn happenings(seen: Observation) -> Vec<Observation> {
         Observation { hand_over_overdue: true, ..seen },
         Observation { not_yet: !seen.not_yet, ..seen },
         Observation { queue_full: !seen.queue_full, ..seen },
+        Observation { untold: false, ..seen },
         Observation { slots_full: !seen.slots_full, ..seen },
         Observation { prepare_overdue: true, ..seen },
         Observation { cancel_overdue: true, ..seen },
@@ -150,6 +159,7 @@ fn calm(seen: Observation) -> Observation {
     after.not_yet = false;
     after.queue_full = false;
     after.slots_full = false;
+    after.untold = false;
     after
 }
 
@@ -250,12 +260,25 @@ fn an_end_is_an_end() {
         for state in reachable(kind).filter(|state| state.phase.is_final()) {
             let action = decide(&state);
             assert!(
-                matches!(action, Action::Leave | Action::CleanUp | Action::RemoveFinalizer),
+                matches!(action, Action::Leave | Action::Tell | Action::CleanUp | Action::RemoveFinalizer),
                 "{state:#?} {action:?}"
             );
             assert!(action != Action::RemoveFinalizer || !state.leftovers, "{state:#?}");
         }
     }
+}
+
+/// Also if it was never given a mover, or that was lost.
+#[test]
+fn a_pod_that_waits_in_vain_is_told_before_anything_is_removed() {
+    let untold = reachable(Kind::PodVolumeRestore).filter(|state| state.untold);
+    let mut ours = 0;
+    for state in untold.filter(|state| state.responsible != Responsible::Other) {
+        assert!(state.suitable != Suitable::Foreign && state.finalizer, "{state:#?}");
+        assert_eq!(decide(&state), Action::Tell, "{state:#?}");
+        ours += 1;
+    }
+    assert!(ours > 100, "only {ours} states");
 }
 
 #[test]

@@ -263,6 +263,12 @@ impl Stage {
         if self.cell.end() == Phase::Failed && !message.contains(self.cell.reason()) {
             return Err(format!("does not speak of {:?}: {message}", self.cell.reason()));
         }
+        let in_vain = self.cell.kind == Kind::PodVolumeRestore && self.cell.end() != Phase::Completed;
+        let told = it["metadata"]["annotations"]["lifeboat.io/told"].as_str();
+        // Who is on a lost node is told that by others.
+        if in_vain && self.cell.fault != Fault::NodeLost && told != Some("true") {
+            return Err(format!("the pod that waits for it was not told: {told:?}"));
+        }
         let lost = it["metadata"]["annotations"]["lifeboat.io/movers-lost"].as_str();
         let once = matches!(self.cell.fault, Fault::PodDeleted | Fault::NodeLost)
             && self.cell.phase == Phase::InProgress

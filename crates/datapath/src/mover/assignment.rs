@@ -2,7 +2,7 @@
 
 use crate::legacy::is_restic;
 use crate::transfer::{Backup, Restore};
-use crate::wire::VolumeMode;
+use crate::wire::{MOVERS_LOST, VolumeMode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use lifeboat_api::v1::{PodVolumeBackup, PodVolumeRestore};
@@ -59,12 +59,22 @@ pub(super) struct CompletionMark {
     pub(super) restore_uid: String,
 }
 
+/// The volume of a pod that waits for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Awaited {
+    pub(super) volume: PathBuf,
+    /// As whose mark the pod knows the end; `None` if the operation does not say.
+    pub(super) mark: Option<CompletionMark>,
+}
+
 /// An operation as its mover sees it.
 #[derive(Debug, Clone)]
 pub(super) struct Assignment {
     pub(super) operation: Operation,
     pub(super) resource_version: String,
     pub(super) phase: Phase,
+    /// What its status says.
+    pub(super) message: String,
     /// Whether it is to be stopped, for whatever reason.
     pub(super) cancel: bool,
     pub(super) location: String,
@@ -73,6 +83,8 @@ pub(super) struct Assignment {
     /// The repository of restic that it is about instead, by restic's name for it.
     pub(super) restic: Option<String>,
     pub(super) work: Result<Work, AssignmentError>,
+    /// Who waits for the volume, also if it asks for what cannot be done.
+    pub(super) awaited: Option<Awaited>,
     /// Settings that nobody here understands.
     pub(super) unknown_settings: Vec<String>,
 }
@@ -118,7 +130,7 @@ impl Assigns for DataUpload {
 
 impl Assigns for DataDownload {
     fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
-        let work = restore(&self.spec.data_mover_config, path, mode, &self.spec.snapshot_id)
+        let work = restore(&self.metadata, &self.spec.data_mover_config, path, mode, &self.spec.snapshot_id)
             .map(|restore| Work::Restore { restore, mark: None });
         let status = self.status.as_ref().map(|status| &status.movement.operation);
         let common = Common {
@@ -167,11 +179,12 @@ impl Assigns for PodVolumeBackup {
 impl Assigns for PodVolumeRestore {
     fn assignment(&self, path: PathBuf, mode: VolumeMode) -> Assignment {
         let owner = self.metadata.owner_references.iter().flatten().next();
-        let mark = owner
-            .map(|owner| CompletionMark { restore_uid: owner.uid.clone() })
-            .ok_or(AssignmentError::Missing("owner, whose UID is the mark of the completed restore"));
-        let work = mark.and_then(|mark| {
-            let restore = restore(&self.spec.uploader_settings, path, mode, &self.spec.snapshot_id)?;
+        let mark = owner.map(|owner| CompletionMark { restore_uid: owner.uid.clone() });
+        let awaited = Awaited { volume: path.clone(), mark: mark.clone() };
+        let missing = AssignmentError::Missing("owner, whose UID is the mark of the completed restore");
+        let work = mark.ok_or(missing).and_then(|mark| {
+            let restore =
+                restore(&self.metadata, &self.spec.uploader_settings, path, mode, &self.spec.snapshot_id)?;
             Ok(Work::Restore { restore, mark: Some(mark) })
         });
         let status = self.status.as_ref().map(|status| &status.operation);
@@ -185,6 +198,7 @@ impl Assigns for PodVolumeRestore {
         let repository = &self.spec.repo_identifier;
         Assignment {
             restic: is_restic(self.spec.uploader_type, repository).then(|| repository.clone()),
+            awaited: Some(awaited),
             ..common.assignment(&self.spec.backup_storage_location, &self.spec.source_namespace, work)
         }
     }
@@ -217,11 +231,13 @@ impl Common<'_> {
             },
             resource_version: text(&self.metadata.resource_version),
             phase,
+            message: self.status.map(|status| status.message.clone()).unwrap_or_default(),
             cancel: self.cancel || phase == Phase::Canceling,
             location: location.to_owned(),
             source_namespace: source_namespace.to_owned(),
             restic: None,
             work,
+            awaited: None,
             unknown_settings: self
                 .settings
                 .keys()
@@ -233,6 +249,7 @@ impl Common<'_> {
 }
 
 fn restore(
+    metadata: &ObjectMeta,
     given: &BTreeMap<String, String>,
     path: PathBuf,
     mode: VolumeMode,
@@ -244,6 +261,7 @@ fn restore(
         snapshot_id: snapshot_id.to_owned(),
         sparse: flag(given, settings::SPARSE)?,
         parallel_files: number(given, settings::PARALLEL_DOWNLOAD)?,
+        goes_on: metadata.annotations.as_ref().is_some_and(|notes| notes.contains_key(MOVERS_LOST)),
     })
 }
 

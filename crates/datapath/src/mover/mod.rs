@@ -2,7 +2,8 @@
 //!
 //! It waits until its operation is in progress, moves the volume and tells of it by Events. Whatever happens, also
 //! before it began and while the storage hangs, it ends soon after its operation was cancelled, ended or is gone. Before it
-//! says that it is done it asks once more, since its watch may have missed that.
+//! says that it is done it asks once more, since its watch may have missed that. A restored pod that waits for a volume learns
+//! from the mover that its data does not come, also from one that begins only after the operation has ended.
 
 mod assignment;
 mod cluster;
@@ -13,8 +14,8 @@ pub use assignment::AssignmentError;
 pub use cluster::PrepareError;
 
 use crate::transfer::{CHECKPOINT_INTERVAL, Meter, Transfer, TransferError};
-use crate::wire::{Ending, Progress, Reason, VolumeMode, json};
-use assignment::{Assignment, CompletionMark, Work};
+use crate::wire::{Ending, NOT_TOLD, Progress, Reason, TOLD, VolumeMode, json};
+use assignment::{Assignment, Awaited, CompletionMark, Work};
 use cluster::Cluster;
 use events::Recorder;
 use following::{Seen, follow, look};
@@ -89,6 +90,17 @@ enum Stop {
     Signal,
 }
 
+impl Stop {
+    /// Whether no other mover is to go on, so that what the operation was to bring does not come.
+    fn is_for_good(&self) -> bool {
+        match self {
+            Self::Canceled | Self::Gone => true,
+            Self::Final(phase) => *phase != Phase::Completed,
+            Self::Denied(_) | Self::Signal => false,
+        }
+    }
+}
+
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
@@ -136,6 +148,7 @@ pub async fn run(
     let manager = manager(options.kind);
     let recorder = Recorder::new(client.clone(), &assignment, &options.node, manager);
     let ending = match stop {
+        Some(stop) if stop.is_for_good() => let_the_pod_know(&assignment, stopped(options, &stop)),
         Some(stop) => stopped(options, &stop),
         None => {
             let cluster = Cluster {
@@ -298,14 +311,11 @@ impl Run<'_> {
             // What was complete before the stop took effect counts.
             (Some(Ok(ending)), _) => (ending, false),
             // Whoever ends the container may start another mover.
-            (_, Some((why, _))) => (stopped(self.options, &why), why == Stop::Canceled),
+            (_, Some((why, _))) => (stopped(self.options, &why), why.is_for_good()),
             (Some(Err(problem)), None) => (self.failed(&problem), true),
             (None, None) => (self.failed(&RunError::Lost), true),
         };
-        if for_good {
-            self.let_the_pod_know(&ending);
-        }
-        ending
+        if for_good { let_the_pod_know(self.assignment, ending) } else { ending }
     }
 
     /// Once everything has moved, whether there is a reason for it not to count. The watch may be broken, and a transfer be
@@ -332,15 +342,6 @@ impl Run<'_> {
             return None;
         };
         Seen::of(found, &self.assignment.operation.uid).stop()
-    }
-
-    /// A restored pod that waits for its volume must not wait for ever.
-    fn let_the_pod_know(&self, ending: &Ending) {
-        let Ok(Work::Restore { restore, mark: Some(mark) }) = &self.assignment.work else { return };
-        let reason = ending.termination_message();
-        if let Err(problem) = marks::mark_failed(&restore.path, &mark.restore_uid, &reason) {
-            warn!(%problem, "the restored pod cannot be told that its volume does not come");
-        }
     }
 
     fn failed(&self, problem: &RunError) -> Ending {
@@ -383,6 +384,30 @@ impl Run<'_> {
         let outcome = outcome.await.map_err(|_| RunError::Lost)?;
         drop(prepared);
         outcome
+    }
+}
+
+/// A restored pod that waits for its volume must not wait for ever. The ending says what became of that.
+fn let_the_pod_know(assignment: &Assignment, ending: Ending) -> Ending {
+    let Some(Awaited { volume, mark }) = &assignment.awaited else { return ending };
+    let phase = assignment.phase;
+    let reason = match assignment.message.as_str() {
+        _ if !phase.is_final() => ending.termination_message(),
+        "" => format!("the {} is {phase}", assignment.operation.kind.name()),
+        message => format!("the {} is {phase}: {message}", assignment.operation.kind.name()),
+    };
+    let told = match mark {
+        Some(mark) => {
+            marks::mark_failed(volume, &mark.restore_uid, &reason).map_err(|error| error.to_string())
+        }
+        None => Err("the operation has no owner, whose UID would be the mark".to_owned()),
+    };
+    match told {
+        Ok(()) => ending.and(TOLD),
+        Err(problem) => {
+            warn!(problem, "the restored pod cannot be told that its volume does not come");
+            ending.and(&format!("{problem}: {NOT_TOLD}"))
+        }
     }
 }
 
@@ -439,8 +464,67 @@ async fn reason_to_stop(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> St
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use super::assignment::Assigns;
     use super::*;
+    use lifeboat_api::v1::PodVolumeRestore;
+    use marks::Mark;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn restore(volume: &Path, owners: &Value, settings: &Value, status: &Value) -> Assignment {
+        let restore: PodVolumeRestore = serde_json::from_value(json!({
+            "apiVersion": "velero.io/v1", "kind": "PodVolumeRestore",
+            "metadata": { "name": "r-1", "namespace": "velero", "uid": "u-1", "ownerReferences": owners },
+            "spec": {
+                "pod": { "kind": "Pod", "namespace": "shop", "name": "web" }, "volume": "data",
+                "backupStorageLocation": "default", "repoIdentifier": "", "uploaderType": "kopia", "snapshotID": "s",
+                "sourceNamespace": "shop", "uploaderSettings": settings,
+            },
+            "status": status,
+        }))
+        .unwrap();
+        restore.assignment(volume.to_owned(), VolumeMode::Filesystem)
+    }
+
+    #[test]
+    fn a_pod_that_waits_learns_how_its_restore_has_ended_whatever_that_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let owner = json!([{ "apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "o-1" }]);
+        let over = json!({ "phase": "Failed", "message": "needed more than its memory limit" });
+        let stopped = || Ending::Failed("stopped".to_owned());
+        for settings in [json!({}), json!({ "ParallelFilesDownload": "many" })] {
+            marks::clear(folder.path()).unwrap();
+            let ended = let_the_pod_know(&restore(folder.path(), &owner, &settings, &over), stopped());
+            assert_eq!(ended.told(), Some(true));
+            let Mark::Failed(why) = marks::read(folder.path(), "o-1") else { unreachable!() };
+            assert_eq!(why, "the PodVolumeRestore is Failed: needed more than its memory limit");
+        }
+        let canceled = json!({ "phase": "Prepared" });
+        let told = let_the_pod_know(
+            &restore(folder.path(), &owner, &json!({}), &canceled),
+            Ending::Canceled("stopped".to_owned()),
+        );
+        assert_eq!(told.told(), Some(true));
+        assert!(
+            matches!(marks::read(folder.path(), "o-1"), Mark::Failed(why) if why.contains("data path is canceled"))
+        );
+        let nobodys = restore(folder.path(), &json!([]), &json!({}), &over);
+        assert_eq!(let_the_pod_know(&nobodys, stopped()).told(), Some(false));
+        let gone = restore(&folder.path().join("gone"), &owner, &json!({}), &over);
+        assert_eq!(let_the_pod_know(&gone, stopped()).told(), Some(false));
+    }
+
+    #[test]
+    fn a_pod_learns_of_every_end_but_that_of_a_mover_whose_work_is_done_or_goes_on() {
+        for stop in [Stop::Canceled, Stop::Gone, Stop::Final(Phase::Failed), Stop::Final(Phase::Canceled)] {
+            assert!(stop.is_for_good(), "{stop:?}");
+        }
+        for stop in [Stop::Final(Phase::Completed), Stop::Signal, Stop::Denied("no".to_owned())] {
+            assert!(!stop.is_for_good(), "{stop:?}");
+        }
+    }
 
     #[test]
     fn who_may_not_read_something_learns_whom_the_mover_runs_as() {

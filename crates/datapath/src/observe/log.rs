@@ -1,13 +1,15 @@
 //! The log of a mover in the log of its node-agent, where people look for it after the pod is gone.
 
 use crate::wire::Ending;
-use futures::{AsyncReadExt, TryFutureExt};
+use futures::AsyncReadExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
 use kube::{Api, Client};
 use lifeboat_exposer::Operation;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// What frames the log of a pod, on either side of the words.
 const RULE: &str = "***************************";
@@ -16,6 +18,9 @@ const RULE: &str = "***************************";
 const LAST_LINES: i64 = 16;
 /// More than such lines have.
 const LAST_BYTES: i64 = 64 << 10;
+
+/// Who asks for a log waits no longer than this for a word of it: a kubelet may take the question and never answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The log could not be passed on, for want of a place to put it.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +52,7 @@ pub async fn hand_over_log(
     io::copy(&mut file, out).map(drop).map_err(failed)
 }
 
-/// What a mover that still runs has come to, if its log says that all has moved.
+/// What a mover that still runs has come to, if its log says that all has moved; nothing, if nobody says so soon.
 ///
 /// # Errors
 /// If the log is not to be had.
@@ -59,17 +64,21 @@ pub async fn result_in_log(client: Client, operation: &Operation) -> kube::Resul
         limit_bytes: Some(LAST_BYTES),
         ..LogParams::default()
     };
-    let lines = pods.logs(&operation.name, &end).await?;
+    let Ok(lines) = timeout(PATIENCE, pods.logs(&operation.name, &end)).await else { return Ok(None) };
+    let lines = lines?;
     Ok(Ending::in_log(operation.kind.direction(), &lines))
 }
 
 async fn fetch(client: Client, operation: &Operation, file: &mut File) -> Result<(), String> {
     let pods = Api::<Pod>::namespaced(client, &operation.namespace);
     let own = LogParams { container: Some(operation.uid.clone()), ..LogParams::default() };
-    let mut log = Box::pin(pods.log_stream(&operation.name, &own).map_err(|error| error.to_string()).await?);
+    let late = |_| format!("nobody has answered for {PATIENCE:?}");
+    let asked = timeout(PATIENCE, pods.log_stream(&operation.name, &own)).await.map_err(late)?;
+    let mut log = Box::pin(asked.map_err(|error| error.to_string())?);
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let read = log.read(&mut buffer).await.map_err(|error| error.to_string())?;
+        let read = timeout(PATIENCE, log.read(&mut buffer)).await.map_err(late)?;
+        let read = read.map_err(|error| error.to_string())?;
         if read == 0 {
             return Ok(());
         }
@@ -127,6 +136,21 @@ mod tests {
         let ending = result_in_log(Client::new(service, "velero"), &operation()).await.unwrap();
         let Some(Ending::BackedUp(result)) = ending else { unreachable!("{ending:?}") };
         assert_eq!(result.snapshot_id, "s-1");
+    }
+
+    #[tokio::test]
+    async fn a_log_that_nobody_answers_for_is_not_waited_for() {
+        let silent = || {
+            let service = service_fn(|_: http::Request<kube::client::Body>| {
+                std::future::pending::<io::Result<http::Response<kube::client::Body>>>()
+            });
+            Client::new(service, "velero")
+        };
+        let (operation, mut out) = (operation(), Vec::new());
+        let handed_over = hand_over_log(silent(), &operation, &mut out);
+        let (result, handed_over) = tokio::join!(result_in_log(silent(), &operation), handed_over);
+        assert_eq!((result.unwrap(), handed_over.is_ok()), (None, true));
+        assert!(String::from_utf8(out).unwrap().contains("nobody has answered for 5s"));
     }
 
     #[tokio::test]

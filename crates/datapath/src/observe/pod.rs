@@ -57,9 +57,13 @@ pub fn read_pod(operation: &Operation, pod: &Pod) -> PodReport {
         Some("Succeeded") => PodReport::Ended(succeeded(operation, container)),
         Some("Failed") => PodReport::Ended(failed(operation, pod, status, container)),
         // The kubelet lets the phase follow the end of the container by a second or more. A success is told by the container
-        // alone; why something failed the pod may have to say, and says with its phase.
+        // alone; why something failed the pod may have to say, and says with its phase, unless the mover has said it.
         Some("Running") if terminated(container).is_some_and(|state| state.exit_code == 0) => {
             PodReport::Ended(succeeded(operation, container))
+        }
+        // Whose pod goes on, for a container that somebody has added, has ended all the same, if it says why.
+        Some("Running") if terminated(container).is_some_and(has_words) => {
+            PodReport::Ended(failed(operation, pod, status, container))
         }
         Some("Running") => PodReport::Running,
         Some("Unknown") => PodReport::Waiting(Some(Trouble {
@@ -136,6 +140,10 @@ fn terminated(container: Option<&ContainerStatus>) -> Option<&ContainerStateTerm
     container.and_then(|container| container.state.as_ref()).and_then(|state| state.terminated.as_ref())
 }
 
+fn has_words(state: &ContainerStateTerminated) -> bool {
+    state.message.as_deref().is_some_and(|words| !words.trim().is_empty())
+}
+
 /// What a pending pod waits for. What a container says counts before what the scheduler said earlier.
 fn trouble(status: &PodStatus, container: Option<&ContainerStatus>) -> Option<Trouble> {
     let waiting =
@@ -210,8 +218,12 @@ mod tests {
             };
             assert_eq!(snapshot_id, "s");
         }
+        // It may never do so, if it has another container.
         let failed = container(json!({ "terminated": { "exitCode": 1, "message": "no bucket" } }));
-        assert_eq!(report(json!({ "phase": "Running", "containerStatuses": failed })), PodReport::Running);
+        let ended = PodReport::Ended(Ending::Failed("no bucket".to_owned()));
+        assert_eq!(report(json!({ "phase": "Running", "containerStatuses": failed })), ended);
+        let silent = container(json!({ "terminated": { "exitCode": 137, "reason": "Error" } }));
+        assert_eq!(report(json!({ "phase": "Running", "containerStatuses": silent })), PodReport::Running);
     }
 
     #[test]

@@ -6,11 +6,29 @@ use serde_json::json;
 
 /// Once so many objects have been made, pods are not lost any more.
 const MADE: u64 = 3;
+/// The last words of a pod that has told.
+const TOLD: &str = "told";
 
 /// A volume of a pod, with a cache or without; its pod may be lost at any time.
 struct PodVolume {
     kind: Kind,
     cache: bool,
+}
+
+impl PodVolume {
+    /// What the hosting pod has left as its last words, if it has ended.
+    fn last_words(world: &World) -> Option<String> {
+        let pod = world.value(ObjectKind::Pod, "velero", "op")?;
+        Some(pod["status"]["message"].as_str()?.to_owned())
+    }
+
+    fn ended(world: &World, words: &str) -> Option<World> {
+        let mut pod = world.value(ObjectKind::Pod, "velero", "op")?;
+        let mut after = world.clone();
+        pod["status"] = json!({ "phase": "Failed", "message": words });
+        after.put(ObjectKind::Pod, pod);
+        Some(after)
+    }
 }
 
 impl Scenario for PodVolume {
@@ -31,6 +49,10 @@ impl Scenario for PodVolume {
         };
         match wish {
             Wish::Expose | Wish::HandOver => pod_volume::next(&operation(self.kind), &details, &seen),
+            Wish::Tell => {
+                let spent = Self::last_words(world).is_some_and(|words| words != TOLD);
+                pod_volume::tell(&operation(self.kind), &details, &seen, spent)
+            }
             Wish::Clean | Wish::Keep | Wish::Kept => pod_volume::clean(&operation(self.kind), &seen),
         }
     }
@@ -42,6 +64,20 @@ impl Scenario for PodVolume {
     fn happenings(&self, world: &World, wish: Wish) -> Vec<(World, Wish)> {
         let mut next = Vec::new();
         if wish == Wish::Expose {
+            next.push((world.clone(), Wish::Clean));
+            if self.kind == Kind::PodVolumeRestore {
+                next.push((world.clone(), Wish::Tell));
+                // It runs out of memory, and then the restore is over.
+                next.extend(Self::ended(world, "").map(|after| (after, Wish::Tell)));
+            }
+        }
+        if wish == Wish::Tell {
+            match Self::last_words(world).as_deref() {
+                None => next.extend(Self::ended(world, TOLD).map(|after| (after, wish))),
+                Some(TOLD) => next.push((world.clone(), Wish::Clean)),
+                Some(_) => {}
+            }
+            // Or its time is up.
             next.push((world.clone(), Wish::Clean));
         }
         // Every pod that is made anew is another one: without a bound there would be no end of them.
@@ -70,6 +106,10 @@ impl Scenario for PodVolume {
         match wish {
             Wish::Clean | Wish::Keep | Wish::Kept => {
                 assert!(!pod && !cache, "left behind:\n{}", shown(world));
+            }
+            Wish::Tell => {
+                assert!(pod, "nobody tells:\n{}", shown(world));
+                assert!(Self::last_words(world).is_none_or(|words| words == TOLD), "{}", shown(world));
             }
             Wish::Expose | Wish::HandOver => assert_eq!((pod, cache), (true, self.cache)),
         }

@@ -153,6 +153,8 @@ pub(crate) enum Wish {
     Keep,
     /// Clean up after it was kept, whoever does that.
     Kept,
+    /// Tell a restored pod that its volume does not come.
+    Tell,
 }
 
 /// A world, what the agents want, and what one of them is about to do after an earlier look.

@@ -20,6 +20,8 @@ pub enum Condition {
     CancelRequested,
     /// It was deleted, and nobody has asked for it to be stopped.
     DeletedButNotCanceled,
+    /// A pod waits for what it did not bring and will not bring, and nobody has told that pod.
+    Untold,
     /// Hosting objects exist.
     Leftovers,
     /// It is recorded that all data was moved.
@@ -79,6 +81,7 @@ impl Condition {
             Self::Finalizer => seen.finalizer,
             Self::CancelRequested => seen.cancel,
             Self::DeletedButNotCanceled => seen.deleting && !seen.cancel,
+            Self::Untold => seen.untold,
             Self::Leftovers => seen.leftovers,
             Self::Moved => seen.moved,
             Self::NotHandedOver => seen.kind == Kind::DataDownload && !seen.handed_over,
@@ -117,6 +120,7 @@ impl Condition {
             Self::Finalizer => "finalizer",
             Self::CancelRequested => "cancel requested",
             Self::DeletedButNotCanceled => "deleted, cancel not requested",
+            Self::Untold => "a pod waits for it and was not told",
             Self::Leftovers => "hosting objects exist",
             Self::Moved => "all data recorded as moved",
             Self::NotHandedOver => "DataDownload, volume not with its claim",

@@ -3,7 +3,7 @@
 //! The rules are one table ([`TABLE`]): the first row whose phase and conditions fit gives the action. An agent does that
 //! one thing and looks again. Two orders make this safe. A phase is written before what it means is relied on, and
 //! always against the version that was looked at, so that of two agents only one gets through. And what was moved is
-//! recorded before the pod that moved it is removed, a volume says that it is kept before its operation fails, an operation is
+//! recorded before the pod that moved it is removed, who waits in vain is told before that, a volume says that it is kept before its operation fails, an operation is
 //! final before its objects are removed, and its finalizer goes last.
 
 mod conditions;
@@ -36,6 +36,8 @@ pub struct Observation {
     pub hosting: Hosting,
     /// Whether that pod is on another node than the operation says.
     pub elsewhere: bool,
+    /// Whether a pod waits for what it did not bring, and was not told that it does not come.
+    pub untold: bool,
     /// Whether any hosting object exists.
     pub leftovers: bool,
     /// Whether it is recorded that all data was moved.
@@ -136,6 +138,8 @@ pub enum Action {
     Keep,
     /// End it in this phase; the message says why.
     Finish(Phase),
+    /// Have a hosting pod tell the pod that waits for the volume that its data does not come.
+    Tell,
     /// Remove the hosting objects.
     CleanUp,
     /// Take our finalizer off: nothing is left of it.

@@ -28,6 +28,7 @@ impl Row {
 
 const ALL: &[Phase] = Phase::ALL;
 const FINAL: &[Phase] = &[Completed, Failed, Canceled];
+const IN_VAIN: &[Phase] = &[Failed, Canceled];
 const PENDING: &[Phase] = &[New, Accepted, Prepared, InProgress, Canceling];
 const BEFORE_START: &[Phase] = &[Accepted, Prepared];
 const MOVING: &[Phase] = &[InProgress, Canceling];
@@ -40,6 +41,8 @@ const fn row(phases: &'static [Phase], when: &'static [Condition], then: Action,
 pub static TABLE: &[Row] = &[
     row(ALL, &[Foreign], Action::Leave, "its mover looks after it"),
     row(ALL, &[OthersTurn], Action::Leave, "one agent acts at a time"),
+    // Nobody waits for ever, whatever became of the mover.
+    row(IN_VAIN, &[Untold], Action::Tell, "a restored pod must not wait for what does not come"),
     // Over: what is left is removed, and then nothing holds the object any more.
     row(FINAL, &[Leftovers], Action::CleanUp, "nothing of an operation stays in the cluster"),
     row(FINAL, &[Finalizer], Action::RemoveFinalizer, "it is over and nothing is left"),
@@ -166,6 +169,7 @@ fn action(action: Action) -> String {
         Action::HandOver => "hand the volume over".into(),
         Action::Keep => "mark the volume as kept".into(),
         Action::Finish(phase) => format!("→ **{phase}**"),
+        Action::Tell => "have a hosting pod tell it".into(),
         Action::CleanUp => "remove hosting objects".into(),
         Action::RemoveFinalizer => "remove finalizer".into(),
     }

@@ -7,7 +7,7 @@ use super::api::{Api, Change, Place, Selector, now};
 use super::objects::{
     CLAIMS, CONTENTS, EVENTS, NODES, PODS, SHOP, SNAPSHOTS, VELERO, VOLUMES, operations, volume,
 };
-use lifeboat_datapath::wire::{BackupResult, CANCELED, Ending, Reason, RestoreResult};
+use lifeboat_datapath::wire::{BackupResult, CANCELED, Ending, Reason, RestoreResult, TOLD};
 use lifeboat_exposer::{Direction, Kind, ledger};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -107,6 +107,13 @@ impl World {
         self.turn(|weather| weather.lost.extend([node.to_owned()]));
         let unknown = json!({ "status": { "conditions": [{ "type": "Ready", "status": "Unknown" }] } });
         self.patch(&Place::new(NODES, "", node), &unknown);
+        // Who is on it is to go elsewhere.
+        for pod in self.api.list(PODS, &Selector::default()).0 {
+            if pod["metadata"]["namespace"] == SHOP && pod["spec"]["nodeName"] == node {
+                let place = Place::new(PODS, SHOP, text(&pod["metadata"]["name"]));
+                let _ = self.api.delete(WORLD, &place, &json!({ "gracePeriodSeconds": 30 }));
+            }
+        }
     }
 
     async fn run(self: Arc<Self>) {
@@ -224,10 +231,18 @@ impl World {
 
     /// The mover: begins when it is told to, and ends as the weather wants it.
     fn drive(self: &Arc<Self>, kind: Kind, operation: &Value, pod: &Value, weather: &Weather) {
-        if !matches!(operation["status"]["phase"].as_str(), Some("InProgress" | "Canceling")) {
+        let name = text(&operation["metadata"]["name"]);
+        let phase = operation["status"]["phase"].as_str();
+        if kind == Kind::PodVolumeRestore
+            && matches!(phase, Some("Failed" | "Canceled"))
+            && weather.movers_obey
+        {
+            self.end(pod, 1, &format!("data path for {name} stopped; {TOLD}"));
             return;
         }
-        let name = text(&operation["metadata"]["name"]);
+        if !matches!(phase, Some("InProgress" | "Canceling")) {
+            return;
+        }
         if operation["spec"]["cancel"] == true && weather.movers_obey {
             self.end(pod, 1, &format!("data path for {name} stopped: {CANCELED}"));
         } else if !weather.store_answers {
