@@ -31,6 +31,13 @@ pub fn waiting_pod(name: &str, owner: &Value) -> Value {
     objects::waiting_pod(name, helper)
 }
 
+/// What the helper of a restored pod has said as it gave up waiting, if it has.
+pub fn given_up(pod: &Value) -> Option<&str> {
+    let waiting = &pod["status"]["initContainerStatuses"][0];
+    let last = [&waiting["state"], &waiting["lastState"]].map(|state| &state["terminated"]["message"]);
+    last.iter().find_map(|words| words.as_str().filter(|words| !words.is_empty()))
+}
+
 /// Has an operation done, and gives it as it is in the end.
 pub fn run(cluster: &Cluster, operation: &Value) -> Value {
     cluster.kubectl().apply(&operation.to_string()).unwrap();

@@ -6,7 +6,7 @@
 //! the last ones wait for those to be prepared.
 
 use crate::by_hand::{
-    download, made, message, owner_reference, phase, pod_backup, pod_restore, run, upload, waiting,
+    download, given_up, made, message, owner_reference, phase, pod_backup, pod_restore, run, upload, waiting,
     waiting_pod,
 };
 use crate::cells::{CANCEL_LIMIT, Cell, Fault, cells, cover};
@@ -453,6 +453,8 @@ impl Round {
             }
             if it.cell.end() == Phase::Completed {
                 completed.push((it, object));
+            } else if it.cell.kind == Kind::PodVolumeRestore && is_over(object) && self.waits(&it.name) {
+                bad.push(format!("{}: its pod still waits: {object:#}", it.cell));
             }
         }
         assert!(
@@ -464,6 +466,26 @@ impl Round {
         );
         eprintln!("{}: {} cells end as they have to", self.title, self.operations.len());
         self.check_data(&completed);
+    }
+
+    /// Whether the pod of a restore still waits, and has not learnt soon after it was over that there is nothing to wait for.
+    fn waits(&self, name: &str) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // One whose node is lost is removed after some time.
+            let pod = self.space.get("pod", name).ok();
+            let knows = |pod: &Value| {
+                given_up(pod).is_some_and(|words| words.contains("was not restored"))
+                    || !pod["metadata"]["deletionTimestamp"].is_null()
+            };
+            if pod.as_ref().is_none_or(knows) {
+                return false;
+            }
+            if Instant::now() > deadline {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
     }
 
     /// What completed has all its data, where it was to go.

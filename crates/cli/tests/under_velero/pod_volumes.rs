@@ -2,7 +2,7 @@
 //! across both. Their movers mount a folder of the node, which only the `privileged` standard admits.
 
 use crate::by_hand::{
-    made, message, owner_reference, phase, pod_backup, pod_restore, reference, run, waiting_pod,
+    given_up, made, message, owner_reference, phase, pod_backup, pod_restore, reference, run, waiting_pod,
 };
 use crate::common::{assert_same, claim, list};
 use crate::stage::{
@@ -21,6 +21,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// How the growing file tells that its pod has begun to write.
+const BEGIN: &str = "begin";
+
 /// Files of every kind in three volumes of two drivers and of the node itself; after that, one file grows without end.
 const FILL: &str = r#"
 if [ ! -f /data/.done ]; then
@@ -32,7 +35,8 @@ if [ ! -f /data/.done ]; then
   head -c 100000 /dev/urandom > /scratch/file; mkdir /scratch/folder; echo $RANDOM > /scratch/folder/file
   sync; touch /data/.done
 fi
-while true; do date >> /data/live; sleep 0.1; done"#;
+echo begin >> /data/live
+n=0; while true; do echo "$n $(date)" >> /data/live; n=$((n+1)); sleep 0.1; done"#;
 
 /// A pod with three volumes to be kept, two that Velero does not back up, and an init container of its own.
 fn live_pod(annotations: &Value) -> String {
@@ -44,7 +48,7 @@ fn live_pod(annotations: &Value) -> String {
         "spec": {
             "terminationGracePeriodSeconds": 1,
             "initContainers": [{
-                "name": "first", "image": BUSYBOX, "command": ["sh", "-c", "touch /scratch/from-init"],
+                "name": "first", "image": BUSYBOX, "command": ["sh", "-c", "ls /scratch > /scratch/from-init"],
                 "volumeMounts": [mount("scratch")],
             }],
             "containers": [{
@@ -110,8 +114,39 @@ fn back_up(cluster: &Cluster, space: &TestNamespace<'_>, name: &str, words: &[&s
         assert_eq!(status["phase"], "Completed", "{backup:#}");
         assert_eq!(status["progress"]["totalBytes"], status["progress"]["bytesDone"], "{backup:#}");
         assert!(status["snapshotID"].is_string() && status["path"].is_string(), "{backup:#}");
+        assert!(status["acceptedTimestamp"].is_string(), "{backup:#}");
+        assert_told_of(cluster, backup);
     }
     assert_completed(cluster, "backup.velero.io", name);
+}
+
+/// The mover of an operation that is complete has told of its beginning, of all that it moved, of its result and of its end.
+fn assert_told_of(cluster: &Cluster, operation: &Value) {
+    let uid = format!("involvedObject.uid={}", operation["metadata"]["uid"].as_str().unwrap());
+    let found = cluster.kubectl().get(["-n", "velero", "events", "--field-selector", &uid]).unwrap();
+    let said = |reason: &str| {
+        let mut all = found["items"].as_array().unwrap().iter();
+        let event = all.find(|event| event["reason"] == reason);
+        event.unwrap_or_else(|| panic!("{reason} was not said: {found:#}"))["message"].as_str().unwrap()
+    };
+    let _ = (said("Data-Path-Started"), said("Data-Path-Stopped"));
+    let read = |reason: &str| serde_json::from_str::<Value>(said(reason)).unwrap();
+    let progress = &operation["status"]["progress"];
+    assert_eq!(read("Data-Path-Progress")["doneBytes"], progress["bytesDone"], "{found:#}");
+    let (result, status) = (read("Data-Path-Completed"), &operation["status"]);
+    assert_eq!(result["totalBytes"], progress["totalBytes"], "{result:#}");
+    assert_eq!(result["snapshotID"], status["snapshotID"], "{result:#}");
+}
+
+/// What a file that grew while it was backed up has in a restored pod before that begins to write: lines from its beginning.
+fn assert_is_beginning(restored: &str, source: &str) {
+    let (before, _) = restored.rsplit_once(&format!("{BEGIN}\n")).unwrap();
+    assert!(before.lines().count() > 1, "nothing was restored:\n{restored}");
+    for (number, (restored, source)) in before.lines().zip(source.lines()).enumerate() {
+        let is_last = number + 1 == before.lines().count();
+        assert!(restored == source || is_last && source.starts_with(restored), "line {number}: {restored}");
+    }
+    assert!(before.len() <= source.len(), "more than there was:\n{restored}");
 }
 
 /// Brings a backup back in a new namespace, with all its data.
@@ -130,9 +165,18 @@ fn assert_comes_back<'a>(
     assert_completed(cluster, "restore.velero.io", &restore);
     for one in operations(cluster, "podvolumerestores", &format!("velero.io/restore-name={restore}")) {
         assert_eq!((&one["status"]["phase"], &one["status"]["node"]), (&json!("Completed"), &json!("node1")));
+        assert!(one["status"]["acceptedTimestamp"].is_string(), "{one:#}");
+        assert_told_of(cluster, &one);
     }
     target.wait_for_pod("live").unwrap();
     assert_same(before, &contents(&target));
+    let live = |space: &TestNamespace<'_>| space.shell("live", "c", "cat /data/live").unwrap();
+    assert_is_beginning(&live(&target), &live(space));
+    // The pod's own init container runs after its volumes have their data, as it ran before they had any.
+    let seen = |space: &TestNamespace<'_>| space.shell("live", "c", "cat /scratch/from-init").unwrap();
+    let names = |text: String| text.lines().map(str::to_owned).collect::<BTreeSet<String>>();
+    assert_eq!(names(seen(space)), names("from-init".to_owned()));
+    assert!(names(seen(&target)).is_superset(&names("file\nfolder".to_owned())), "{}", seen(&target));
     target
 }
 
@@ -232,6 +276,8 @@ fn a_backup_of_a_live_pod_is_cancelled_without_a_trace_and_its_mover_saw_one_fol
         thread::sleep(Duration::from_millis(300));
     };
     let name = backup["metadata"]["name"].as_str().unwrap();
+    // Nothing but what the pod names, though it has three that could be.
+    assert_eq!(operations(cluster, "podvolumebackups", "velero.io/backup-name=slow").len(), 1);
 
     let pod = cluster.kubectl().get(["-n", "velero", "pod", name]).unwrap();
     let volumes = pod["spec"]["volumes"].as_array().unwrap();
@@ -334,11 +380,43 @@ fn what_restic_backed_up_is_restored_into_a_pod_that_waits_for_it() {
     let after = space.shell("pod-1", "c", &format!("cd /data; {SUMS}")).unwrap();
     assert!(after.lines().count() > 10, "the volume looks empty:\n{after}");
     assert_eq!(String::from_utf8_lossy(&before), after);
-    let told = |pod: &Value| {
-        let waiting = &pod["status"]["initContainerStatuses"][0];
-        let last = [&waiting["state"], &waiting["lastState"]].map(|state| &state["terminated"]["message"]);
-        last.iter().any(|words| words.as_str().is_some_and(|words| words.contains("no restic repository")))
-    };
+    let told = |pod: &Value| given_up(pod).is_some_and(|words| words.contains("no restic repository"));
     space.wait("pod", "pod-2", "learning that its volume does not come", told).unwrap();
     assert_nothing_left(cluster, space.name(), "restic");
+}
+
+/// A restored pod whose volume does not come has no mover that could say so: its restore is cancelled before it is taken, and so is
+/// one that is taken and whose mover cannot run.
+#[test]
+fn a_pod_learns_that_its_volume_does_not_come_whatever_became_of_the_mover() {
+    let stage = alone(Agent::Ours);
+    let cluster = stage.cluster;
+    let _allowed = FoldersAllowed::new(&stage);
+    let space = TestNamespace::new(cluster, "in-vain").unwrap();
+    let owner = cluster.kubectl().get(["-n", "velero", "backupstoragelocation", "default"]).unwrap();
+    let operation = |name: &str, change: &Value| {
+        let pod = format!("pod-{name}");
+        space.apply(&waiting_pod(&pod, &owner).to_string()).unwrap();
+        let mut restore = pod_restore(&format!("in-vain-{name}"), &made(&space, &pod), "s");
+        restore["metadata"]["ownerReferences"] = json!([owner_reference(&owner)]);
+        for (key, value) in change.as_object().unwrap() {
+            restore["spec"][key] = value.clone();
+        }
+        restore
+    };
+    // Nothing has begun, nothing can begin, and what has begun asks for what cannot be done.
+    for (name, change, end) in [
+        ("new", json!({ "cancel": true }), "Canceled"),
+        ("nothing", json!({ "snapshotID": "" }), "Failed"),
+        ("setting", json!({ "uploaderSettings": { "ParallelFilesDownload": "many" } }), "Failed"),
+    ] {
+        let ended = run(cluster, &operation(name, &change));
+        assert_eq!(phase(&ended), end, "{ended:#}");
+        let pod = format!("pod-{name}");
+        let knows = |pod: &Value| {
+            given_up(pod).is_some_and(|words| words.contains("the volume data was not restored"))
+        };
+        space.wait("pod", &pod, "learning that its volume does not come", knows).unwrap();
+    }
+    assert_nothing_left(cluster, space.name(), "in-vain");
 }
