@@ -1,5 +1,5 @@
-//! Whole movers on an API server whose watches say nothing after it was restarted: what they do before they say that they
-//! are done.
+//! Whole movers on an API server whose watches say nothing, or break: what they do before they begin, and before they say
+//! that they are done.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use http::{Method, Request, Response, StatusCode};
@@ -7,6 +7,7 @@ use http_body_util::Full;
 use k8s_openapi::ByteString;
 use kube::Client;
 use kube::client::Body;
+use lifeboat_api::Phase;
 use lifeboat_api::v1::BackupStorageLocationSpec;
 use lifeboat_budget::Budget;
 use lifeboat_datapath::location::{Access as LocationAccess, store_config};
@@ -46,9 +47,42 @@ enum Again {
     After { refusals: usize, cancelled: bool },
     /// Never: it takes the question and stays silent.
     Silent,
+    /// It has become something else meanwhile.
+    Became(Became),
 }
 
-/// An API server with one operation in progress, of which its watches tell nothing.
+/// What has become of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Became {
+    /// It is in progress.
+    Begun,
+    /// It is in progress and to be cancelled, both at once.
+    BegunAndCancelled,
+    /// It is over.
+    Over(Phase),
+    /// It is deleted, and there is another one of its name, in progress.
+    Another,
+    /// It is deleted.
+    Gone,
+}
+
+impl Became {
+    fn of(self, operation: &Value) -> Option<Value> {
+        let mut operation = operation.clone();
+        operation["status"]["phase"] = Phase::InProgress.as_str().into();
+        match self {
+            Self::Begun => {}
+            Self::BegunAndCancelled => operation["spec"]["cancel"] = true.into(),
+            Self::Over(phase) => operation["status"]["phase"] = phase.as_str().into(),
+            Self::Another => operation["metadata"]["uid"] = "u-2".into(),
+            Self::Gone => return None,
+        }
+        Some(operation)
+    }
+}
+
+/// An API server with one operation, of which its watches tell nothing. If it is not in progress yet, they break, so that the
+/// mover lists it again.
 struct Server {
     operation: Value,
     location: Value,
@@ -78,7 +112,8 @@ impl Server {
     }
 
     async fn answer(&self, method: &Method, path: &str, query: &str, body: Value) -> io::Result<Value> {
-        let list = |item: &Value| json!({ "metadata": { "resourceVersion": "7" }, "items": [item] });
+        let list_of = |items: Option<Value>| json!({ "metadata": { "resourceVersion": "7" }, "items": Vec::from_iter(items) });
+        let list = |item: &Value| list_of(Some(item.clone()));
         let wanted = path.split("/namespaces/velero/").nth(1).unwrap();
         match (method, wanted) {
             (&Method::GET, "datauploads" | "podvolumerestores") => {
@@ -86,7 +121,14 @@ impl Server {
                     query.contains("metadata.name%3Ddm-1"),
                     "a mover looks at its own operation: {query}"
                 );
-                if query.contains("watch=true") { pending().await } else { Ok(list(&self.look().await?)) }
+                match query.contains("watch=true") {
+                    true if self.operation["status"]["phase"] == "InProgress" => pending().await,
+                    true => Ok(json!({ "type": "ERROR", "object": {
+                        "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
+                        "reason": "Expired", "message": "the version is too old", "code": 410,
+                    } })),
+                    false => Ok(list_of(self.look().await?)),
+                }
             }
             (&Method::GET, "backupstoragelocations/default") => Ok(self.location.clone()),
             (&Method::GET, "backuprepositories") => Ok(list(&json!({
@@ -112,14 +154,14 @@ impl Server {
         }
     }
 
-    async fn look(&self) -> io::Result<Value> {
+    async fn look(&self) -> io::Result<Option<Value>> {
         let before = {
             let mut asked = self.asked.lock().unwrap();
             *asked += 1;
             *asked - 1
         };
         if before == 0 {
-            return Ok(self.operation.clone());
+            return Ok(Some(self.operation.clone()));
         }
         self.asked_again.notify_one();
         match self.again {
@@ -130,8 +172,9 @@ impl Server {
             Again::After { cancelled, .. } => {
                 let mut operation = self.operation.clone();
                 operation["spec"]["cancel"] = cancelled.into();
-                Ok(operation)
+                Ok(Some(operation))
             }
+            Again::Became(became) => Ok(became.of(&self.operation)),
         }
     }
 }
@@ -246,6 +289,30 @@ impl Place {
         self.run(upload(), &self.path("volume"), again, resource_timeout, false)
     }
 
+    /// Runs a mover that is not to begin: whatever becomes of its operation, and both kinds of work.
+    fn begins_nothing(&self, first: impl Fn(&mut Value), again: Again) -> Ending {
+        let target = self.path("target");
+        fs::create_dir(&target).unwrap();
+        let mut endings = Vec::new();
+        for (mut operation, volume) in [(upload(), self.path("volume")), (pod_restore("s-1"), target.clone())]
+        {
+            first(&mut operation);
+            let ended = self.run(operation, &volume, again, PATIENT, false);
+            let begun = ["Data-Path-Started", "Data-Path-Completed"];
+            assert!(!begun.iter().any(|reason| ended.has_said(reason)), "{again:?}: {:?}", ended.events);
+            endings.push(ended.ending);
+        }
+        assert_eq!(self.snapshots(), 0);
+        let restored = endings.pop().unwrap();
+        // What is over has been seen to by whoever has ended it.
+        let told = matches!(marks::read(&target, RESTORE_UID), Mark::Failed(_));
+        assert_eq!(told, matches!(restored, Ending::Canceled(_)), "what the restored pod finds");
+        fs::remove_dir_all(target).unwrap();
+        let same = std::mem::discriminant(&endings[0]) == std::mem::discriminant(&restored);
+        assert!(same, "{:?} and {restored:?}", endings[0]);
+        restored
+    }
+
     fn snapshots(&self) -> usize {
         let opened = self.runtime.block_on(self.vault.open(&Budget::new(64 << 20), Access::ReadOnly));
         let Opened::Kopia(repository) = opened.unwrap() else { panic!("not a repository of kopia") };
@@ -280,6 +347,81 @@ fn pod_restore(snapshot: &str) -> Value {
         },
         "status": { "phase": "InProgress" },
     })
+}
+
+fn set_phase(phase: Phase) -> impl Fn(&mut Value) {
+    move |operation: &mut Value| operation["status"]["phase"] = phase.as_str().into()
+}
+
+/// It may be over, or not wanted any more, before its mover has looked at it for the first time.
+#[test]
+fn what_is_over_or_cancelled_at_the_first_look_is_not_begun() {
+    let place = Place::new();
+    let unasked = Again::Became(Became::Begun);
+    let canceled = place.begins_nothing(|operation| operation["spec"]["cancel"] = true.into(), unasked);
+    assert!(matches!(canceled, Ending::Canceled(_)), "{canceled:?}");
+    for phase in [Phase::Completed, Phase::Failed, Phase::Canceled] {
+        let Ending::Failed(why) = place.begins_nothing(set_phase(phase), unasked) else { panic!("{phase}") };
+        assert!(why.contains(&format!("is {phase} already")), "{why}");
+    }
+}
+
+/// A mover waits for its turn without a limit, but not for what does not come.
+#[test]
+fn a_mover_that_waits_for_its_turn_ends_when_that_does_not_come() {
+    let ways = [
+        (Became::BegunAndCancelled, None),
+        (Became::Over(Phase::Completed), Some("is Completed already")),
+        (Became::Over(Phase::Canceled), Some("is Canceled already")),
+        (Became::Another, Some("there is no such PodVolumeRestore any more")),
+        (Became::Gone, Some("there is no such PodVolumeRestore any more")),
+    ];
+    for (became, wanted) in ways {
+        let ending = Place::new().begins_nothing(set_phase(Phase::Prepared), Again::Became(became));
+        match (&ending, wanted) {
+            (Ending::Canceled(_), None) => {}
+            (Ending::Failed(why), Some(wanted)) if why.contains(wanted) => {}
+            _ => panic!("{became:?}: {ending:?}"),
+        }
+    }
+    // It does begin when its turn comes.
+    let place = Place::new();
+    let mut waiting = upload();
+    set_phase(Phase::Prepared)(&mut waiting);
+    let ended = place.run(waiting, &place.path("volume"), Again::Became(Became::Begun), PATIENT, false);
+    assert!(matches!(ended.ending, Ending::BackedUp(_)), "{:?}", ended.ending);
+}
+
+/// Somebody deletes the operation and makes another one of its name while data moves: that has a mover of its own.
+#[test]
+fn a_backup_whose_operation_was_replaced_by_another_one_leaves_nothing() {
+    for became in [Became::Another, Became::Gone] {
+        let place = Place::new();
+        let ended = place.back_up(Again::Became(became), PATIENT);
+        let Ending::Failed(why) = &ended.ending else { panic!("{became:?}: {:?}", ended.ending) };
+        assert!(why.contains("there is no such DataUpload any more"), "{why}");
+        assert!(!ended.has_said("Data-Path-Completed"), "{:?}", ended.events);
+        assert_eq!(place.snapshots(), 0, "nobody would ever remove its snapshot");
+    }
+}
+
+/// The restored pod would wait for ever for a mark that is not there.
+#[test]
+fn a_restore_whose_volume_cannot_be_marked_as_complete_fails_and_says_so() {
+    let place = Place::new();
+    let stays = Again::After { refusals: 0, cancelled: false };
+    let Ending::BackedUp(backup) = place.back_up(stays, PATIENT).ending else { panic!("nothing to restore") };
+    let volume = place.path("restored");
+    fs::create_dir(&volume).unwrap();
+    let mut restore = pod_restore(&backup.snapshot_id);
+    // No file can have this name, whoever wants to make it.
+    let too_long = "r".repeat(300);
+    restore["metadata"]["ownerReferences"][0]["uid"] = too_long.as_str().into();
+    let ended = place.run(restore, &volume, stays, PATIENT, false);
+    let Ending::Failed(why) = &ended.ending else { panic!("{:?}", ended.ending) };
+    assert!(why.contains(&*marks::complete_path(&volume, &too_long).to_string_lossy()), "{why}");
+    assert!(ended.has_said("Data-Path-Failed") && !ended.has_said("Data-Path-Completed"));
+    assert_eq!(fs::read(volume.join("file")).unwrap(), [7; 5000], "all data had moved");
 }
 
 #[test]
