@@ -318,6 +318,49 @@ mod tests {
         assert_eq!(place(claimed(), Some(&csi), false).unwrap(), "volumes/kubernetes.io~csi/pv-1/mount");
         let local = bound(json!({ "local": { "path": "/disk" } }), json!({}));
         assert_eq!(place(claimed(), Some(&local), false).unwrap(), "volumes/kubernetes.io~local-volume/pv-1");
+        let flex = bound(json!({ "flexVolume": { "driver": "v.io/d" } }), json!({}));
+        assert_eq!(place(claimed(), Some(&flex), false).unwrap(), "volumes/v.io~d/pv-1");
+    }
+
+    /// What Kubernetes serves itself: the source, the folder of its plugin, and whether pods name it themselves and volumes do.
+    const IN_TREE: [(&str, &str, bool, bool); 20] = [
+        ("awsElasticBlockStore", "aws-ebs", true, true),
+        ("azureDisk", "azure-disk", true, true),
+        ("azureFile", "azure-file", true, true),
+        ("cephfs", "cephfs", true, true),
+        ("cinder", "cinder", true, true),
+        ("emptyDir", "empty-dir", true, false),
+        ("fc", "fc", true, true),
+        ("gcePersistentDisk", "gce-pd", true, true),
+        ("gitRepo", "git-repo", true, false),
+        ("glusterfs", "glusterfs", true, true),
+        ("iscsi", "iscsi", true, true),
+        ("local", "local-volume", false, true),
+        ("nfs", "nfs", true, true),
+        ("photonPersistentDisk", "photon-pd", true, true),
+        ("portworxVolume", "portworx-volume", true, true),
+        ("quobyte", "quobyte", true, true),
+        ("rbd", "rbd", true, true),
+        ("scaleIO", "scaleio", true, true),
+        ("storageos", "storageos", true, true),
+        ("vsphereVolume", "vsphere-volume", true, true),
+    ];
+
+    #[test]
+    fn a_volume_of_each_plugin_of_kubernetes_is_in_the_folder_of_that_plugin() {
+        for (source, folder, by_pods, by_volumes) in IN_TREE {
+            let folder = format!("volumes/kubernetes.io~{folder}");
+            if by_pods {
+                assert_eq!(place(json!({ source: {} }), None, false).unwrap(), format!("{folder}/data"));
+            }
+            if by_volumes {
+                let claimed = json!({ "persistentVolumeClaim": { "claimName": "c" } });
+                let volume = bound(json!({ source: {} }), json!({}));
+                assert_eq!(place(claimed, Some(&volume), false).unwrap(), format!("{folder}/pv-1"));
+            }
+        }
+        let known = PLUGINS.map(|(source, _)| source);
+        assert_eq!(known, IN_TREE.map(|(source, ..)| source), "each has its row");
     }
 
     /// Kubernetes has drivers serve volumes of sources that it used to serve itself.

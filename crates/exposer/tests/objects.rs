@@ -161,6 +161,35 @@ fn arguments_of_the_other_kinds() {
 }
 
 #[test]
+fn pods_of_every_kind_run_the_agents_image_once_with_the_command_and_the_resources_that_are_theirs() {
+    let resources: ResourceRequirements = serde_json::from_value(json!({
+        "requests": { "cpu": "100m", "memory": "96Mi" }, "limits": { "memory": "128Mi" },
+    }))
+    .unwrap();
+    for kind in Kind::ALL {
+        let source = if kind.is_pod_volume() { host() } else { claim(false) };
+        let hosted = HostedVolume { resources: resources.clone(), ..volume(source) };
+        let pod = build(kind, &hosted, &Placement::default());
+        let spec = &pod["spec"];
+        // How it ends is how its operation ends: nothing may begin it anew.
+        assert_eq!(spec["restartPolicy"], "Never", "{kind:?}");
+        assert_eq!(spec["containers"].as_array().unwrap().len(), 1, "{kind:?}");
+        let container = &spec["containers"][0];
+        assert_eq!(container["image"], "lifeboat:1", "{kind:?}");
+        let words = match kind {
+            Kind::DataUpload => ["data-mover", "backup"],
+            Kind::DataDownload => ["data-mover", "restore"],
+            Kind::PodVolumeBackup => ["pod-volume", "backup"],
+            Kind::PodVolumeRestore => ["pod-volume", "restore"],
+        };
+        assert_eq!(container["command"], json!(["/velero", words[0], words[1]]));
+        assert_eq!(container["resources"], serde_json::to_value(&resources).unwrap(), "{kind:?}");
+    }
+    let unset = build(Kind::DataUpload, &volume(claim(false)), &Placement::default());
+    assert_eq!(unset["spec"]["containers"][0]["resources"], Value::Null);
+}
+
+#[test]
 fn a_device_is_a_device_and_a_cache_has_its_own_claim() {
     let pod = build(
         Kind::DataDownload,
@@ -263,10 +292,13 @@ fn a_pod_for_a_pods_volume_sees_that_one_folder_and_goes_to_its_node() {
             "hostPath": { "path": "/var/lib/kubelet/pods/u1/volumes/x/data/mount", "type": "Directory" },
         })]
     );
+    // Files of a pod belong to whomever they belong to.
+    assert_eq!(pod["spec"]["securityContext"]["runAsUser"], 0);
     let mount = |pod: &Value| pod["spec"]["containers"][0]["volumeMounts"][0].clone();
     assert_eq!(mount(&pod)["mountPropagation"], "HostToContainer");
     assert_eq!(mount(&pod)["readOnly"], true);
     let restore = build(Kind::PodVolumeRestore, &volume(host()), &placement);
+    assert_eq!(restore["spec"]["securityContext"]["runAsUser"], 0);
     assert_eq!(mount(&restore)["readOnly"], Value::Null);
     let privileged = volume(VolumeSource::Host { path: "/x".into(), privileged: true });
     let pod = build(Kind::PodVolumeBackup, &privileged, &placement);
@@ -331,6 +363,36 @@ fn a_pod_for_windows() {
         .map(|toleration| toleration["effect"].clone())
         .collect();
     assert_eq!(effects, ["NoSchedule", "NoExecute"]);
+}
+
+/// What is for Linux only makes an API server refuse a pod for Windows, whatever is configured.
+#[test]
+fn a_pod_for_a_pods_volume_on_windows_has_nothing_of_linux() {
+    let placement = Placement { node: Some("w1".into()), os: Some(NodeOs::Windows), ..Placement::default() };
+    let path = r"\var\lib\kubelet\pods\u1\volumes\kubernetes.io~csi\pv-1\mount";
+    for (kind, privileged, no_relabeling, user) in [
+        (Kind::PodVolumeBackup, false, false, None),
+        (Kind::PodVolumeBackup, true, true, NonZeroU32::new(1000)),
+        (Kind::PodVolumeRestore, false, false, None),
+        (Kind::PodVolumeRestore, true, true, NonZeroU32::new(1000)),
+    ] {
+        let hosted =
+            HostedVolume { no_relabeling, ..volume(VolumeSource::Host { path: path.into(), privileged }) };
+        let surroundings = Surroundings { user, ..surroundings() };
+        let pod = listed(hosting_pod(&operation(kind), &hosted, &placement, &surroundings));
+        let spec = &pod["spec"];
+        assert_eq!(spec["nodeName"], "w1");
+        assert_eq!(spec["os"], json!({ "name": "windows" }));
+        assert_eq!(spec["volumes"][0]["hostPath"], json!({ "path": path, "type": "Directory" }));
+        // No user by number, no seccomp, no labels of SELinux.
+        let user = json!({ "windowsOptions": { "runAsUserName": "ContainerAdministrator" } });
+        assert_eq!(spec["securityContext"], user, "{kind:?}");
+        let container = &spec["containers"][0];
+        assert_eq!(container["securityContext"], Value::Null, "{kind:?}");
+        let reads = kind == Kind::PodVolumeBackup;
+        assert_eq!(container["command"][2], if reads { "backup" } else { "restore" });
+        assert_eq!(container["volumeMounts"][0]["readOnly"] == true, reads);
+    }
 }
 
 #[test]
