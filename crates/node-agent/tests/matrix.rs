@@ -6,297 +6,21 @@
 
 mod cells;
 mod model;
+mod stage;
 
-use cells::{CANCEL_LIMIT, Cell, Fault, cells, cover};
+use cells::{Cell, Fault, cells, cover};
 use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
-use model::agents::Agent;
-use model::api::{Api, Place, Selector};
-use model::objects::{CLAIMS, EVENTS, PODS, SHOP, VELERO, VOLUMES, foundations, node, operation, operations};
-use model::world::{FILLED_BY, LOG, World, text};
+use model::agents::metrics;
+use model::api::{Place, now};
+use model::objects::{CLAIMS, EVENTS, PODS, SHOP, VELERO, VOLUMES, operation, operations};
+use model::world::{LOG, text};
 use serde_json::{Value, json};
+use stage::{HOME, IT, OTHER, Stage, phase, with_time};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinSet;
-
-/// The operation that is struck.
-const IT: &str = "it";
-/// The node of pods whose volumes are moved.
-const HOME: &str = "node-a";
-const OTHER: &str = "node-b";
-/// On a volume that is kept: the claim that did not get it.
-const KEPT_FOR: &str = "lifeboat.io/kept-for";
-/// Every wait ends by then.
-const PATIENCE: Duration = Duration::from_secs(150);
-
-/// The cluster of a cell.
-struct Stage {
-    cell: Cell,
-    api: Arc<Api>,
-    world: Arc<World>,
-    agents: Vec<(&'static str, Agent)>,
-    it: Place,
-    /// The pod that was there when the fault struck.
-    struck: String,
-}
-
-impl Stage {
-    /// A cluster in which the operation has come to its phase, and will not get any further by itself.
-    async fn set(cell: Cell) -> Result<Self, String> {
-        let api = Api::new(|_| {});
-        let world = World::new(Arc::clone(&api));
-        foundations(&api, 1, usize::from(cell.phase == Phase::New));
-        let mut agents = Vec::new();
-        for name in [HOME, OTHER] {
-            node(&api, name);
-            let mut agent = Agent::new(&api, name);
-            agent.start();
-            agents.push((name, agent));
-        }
-        let it = Place::new(&operations(cell.kind), VELERO, IT);
-        let stage = Self { cell, api, world, agents, it, struck: String::new() };
-        stage.hold().await?;
-        operation(&stage.api, cell.kind, IT, HOME);
-        if cell.phase == Phase::Canceling {
-            stage.reach(IT, cell.kind, Phase::InProgress).await?;
-            stage.cancel();
-        }
-        stage.reach(IT, cell.kind, cell.phase).await?;
-        if cell.phase != Phase::New {
-            let placed = |pod: Arc<Value>| pod["spec"]["nodeName"].is_string();
-            stage.until("its pod has a node", || stage.world.hosting_pod(IT).is_some_and(placed)).await?;
-        }
-        Ok(stage)
-    }
-
-    /// Sees to it that the operation stays in its phase.
-    async fn hold(&self) -> Result<(), String> {
-        let it = || IT.to_owned();
-        match self.cell.phase {
-            // Somebody else is being prepared. It is of the same kind: who hears of the operation has heard of that before.
-            Phase::New => {
-                self.world.turn(|weather| weather.stalled.extend(["queue".to_owned()]));
-                operation(&self.api, self.cell.kind, "queue", HOME);
-                self.reach("queue", self.cell.kind, Phase::Accepted).await
-            }
-            Phase::Accepted => {
-                self.world.turn(|weather| weather.stalled.extend([it()]));
-                Ok(())
-            }
-            // All slots are taken.
-            Phase::Prepared => {
-                for name in [HOME, OTHER] {
-                    let slot = format!("slot-{name}");
-                    self.world.turn(|weather| weather.busy.extend([slot.clone()]));
-                    operation(&self.api, Kind::PodVolumeBackup, &slot, name);
-                    self.reach(&slot, Kind::PodVolumeBackup, Phase::InProgress).await?;
-                }
-                Ok(())
-            }
-            _ => {
-                let obey = self.cell.phase != Phase::Canceling;
-                self.world.turn(|weather| {
-                    weather.busy.insert(it());
-                    weather.movers_obey = obey;
-                });
-                Ok(())
-            }
-        }
-    }
-
-    /// Lets everything go on.
-    fn release(&self) {
-        self.world.turn(|weather| {
-            weather.stalled.clear();
-            weather.busy.clear();
-            weather.movers_obey = true;
-        });
-    }
-
-    fn cancel(&self) {
-        let stop = json!({ "spec": { "cancel": true } });
-        assert!(self.api.patch("user", &self.it, &stop).is_ok(), "{}", self.cell);
-    }
-
-    fn kill_agents(&mut self) {
-        self.agents.iter_mut().for_each(|(_, agent)| agent.kill());
-    }
-
-    fn start_agents(&mut self) {
-        self.agents.iter_mut().for_each(|(_, agent)| agent.start());
-    }
-
-    /// The time that a restored volume has to reach its claim is a second from now on.
-    fn make_impatient(&self) {
-        let soon = json!({ "spec": { "operationTimeout": "1s" } });
-        assert!(self.api.patch("user", &self.it, &soon).is_ok(), "{}", self.cell);
-    }
-
-    /// The volume that a restore fills.
-    fn volume(&self) -> Place {
-        let claim = self.api.get(&Place::new(CLAIMS, VELERO, IT)).unwrap();
-        Place::new(VOLUMES, "", text(&claim["spec"]["volumeName"]))
-    }
-
-    /// Whether a volume says that it is kept for the claim that waits for it.
-    fn is_kept(&self, volume: &Place) -> bool {
-        let found = self.api.get(volume);
-        found.is_some_and(|it| it["metadata"]["annotations"][KEPT_FOR] == format!("{SHOP}/{IT}"))
-    }
-
-    fn has_moved(&self) -> bool {
-        let it = self.api.get(&self.it);
-        it.is_some_and(|it| it["metadata"]["annotations"]["lifeboat.io/moved"].is_string())
-    }
-
-    fn message(&self) -> String {
-        self.api.get(&self.it).map(|it| text(&it["status"]["message"]).to_owned()).unwrap_or_default()
-    }
-
-    async fn reach(&self, name: &str, kind: Kind, phase: Phase) -> Result<(), String> {
-        let place = Place::new(&operations(kind), VELERO, name);
-        let phase = if phase == Phase::New { Value::Null } else { phase.as_str().into() };
-        self.until(&format!("{name} is in {phase}"), || {
-            self.api.get(&place).is_some_and(|object| {
-                let begun = object["metadata"]["finalizers"].is_array() || object["spec"]["cancel"] == true;
-                object["status"]["phase"] == phase && begun
-            })
-        })
-        .await
-    }
-
-    async fn until(&self, what: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
-        let began = Instant::now();
-        while !is_so() {
-            if began.elapsed() > PATIENCE {
-                let it = self.api.get(&self.it).map(|it| it["status"].to_string());
-                return Err(format!("it does not come about that {what}: {it:?}"));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Ok(())
-    }
-
-    async fn strike(&mut self) -> Result<(), String> {
-        let pod = self.world.hosting_pod(IT);
-        self.struck = pod.as_ref().map(|pod| text(&pod["metadata"]["uid"]).to_owned()).unwrap_or_default();
-        match self.cell.fault {
-            Fault::Cancel => {
-                self.cancel();
-                // In phase Canceling it is the mover that has to be let go.
-                if self.cell.phase == Phase::Canceling {
-                    self.release();
-                }
-                let began = Instant::now();
-                self.until("it is over", || self.ended().is_some()).await?;
-                if began.elapsed() > CANCEL_LIMIT {
-                    return Err(format!("the cancel took {:?}", began.elapsed()));
-                }
-            }
-            Fault::AgentRestart => {
-                for (_, agent) in &mut self.agents {
-                    agent.stop().await;
-                    agent.start();
-                }
-            }
-            Fault::AgentKill => {
-                for (_, agent) in &mut self.agents {
-                    agent.kill();
-                    agent.start();
-                }
-            }
-            Fault::PodDeleted => {
-                let deleted = self.api.delete("user", &Place::new(PODS, VELERO, IT), &with_time());
-                deleted.map_err(|refused| format!("the pod cannot be deleted: {refused:?}"))?;
-            }
-            Fault::OutOfMemory => self.world.run_out_of_memory(pod.as_deref().ok_or("there is no pod")?),
-            Fault::NodeLost => {
-                let node = pod.as_ref().and_then(|pod| pod["spec"]["nodeName"].as_str()).unwrap_or(HOME);
-                // The last that is heard of it comes in the moment in which its pod is removed.
-                self.api.change_before_deletes(1);
-                self.world.lose(node);
-                let lost = self.agents.iter_mut().filter(|(name, _)| *name == node);
-                lost.for_each(|(_, agent)| agent.kill());
-            }
-            Fault::ApiRestart => {
-                self.api.go_down();
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                self.api.come_up();
-            }
-            Fault::StoreAway => self.world.turn(|weather| weather.store_answers = false),
-        }
-        Ok(())
-    }
-
-    /// The operation, once it is over.
-    fn ended(&self) -> Option<Arc<Value>> {
-        self.api.get(&self.it).filter(|it| phase(it).is_some_and(Phase::is_final))
-    }
-
-    /// Waits until nothing is left of a restore but its volume, which has to have all data and to stay.
-    async fn check_kept(&self, volume: &Place) -> Result<(), String> {
-        let lost = format!("volume {} is lost", volume.name);
-        let alone = || self.world.leftovers().iter().all(|left| *left == lost);
-        self.until("nothing else is left", alone).await?;
-        let found = self.api.get(volume).ok_or("the volume was removed")?;
-        let filled = found["metadata"]["annotations"][FILLED_BY].is_string();
-        let stays = found["spec"]["persistentVolumeReclaimPolicy"] == "Retain" && self.is_kept(volume);
-        if filled && stays { Ok(()) } else { Err(format!("it is not kept with its data: {found}")) }
-    }
-
-    async fn check(&self) -> Result<(), String> {
-        self.until("all are over and held by nobody", || {
-            Kind::ALL
-                .into_iter()
-                .flat_map(|kind| self.api.list(&operations(kind), &Selector::default()).0)
-                .all(|object| {
-                    let free = object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
-                    phase(&object).is_some_and(Phase::is_final) && free
-                })
-        })
-        .await?;
-        let it = self.ended().ok_or("it is gone")?;
-        let message = text(&it["status"]["message"]);
-        if phase(&it) != Some(self.cell.end()) {
-            return Err(format!("ends in {}, not in {}: {message}", it["status"]["phase"], self.cell.end()));
-        }
-        if self.cell.end() == Phase::Failed && !message.contains(self.cell.reason()) {
-            return Err(format!("does not speak of {:?}: {message}", self.cell.reason()));
-        }
-        let in_vain = self.cell.kind == Kind::PodVolumeRestore && self.cell.end() != Phase::Completed;
-        let told = it["metadata"]["annotations"]["lifeboat.io/told"].as_str();
-        // Who is on a lost node is told that by others.
-        if in_vain && self.cell.fault != Fault::NodeLost && told != Some("true") {
-            return Err(format!("the pod that waits for it was not told: {told:?}"));
-        }
-        let lost = it["metadata"]["annotations"]["lifeboat.io/movers-lost"].as_str();
-        let once = matches!(self.cell.fault, Fault::PodDeleted | Fault::NodeLost)
-            && self.cell.phase == Phase::InProgress
-            && self.cell.end() == Phase::Completed;
-        if once && lost != Some("1") {
-            return Err(format!("its mover was lost once, not {lost:?} times"));
-        }
-        if once && self.cell.fault == Fault::PodDeleted && !self.world.has_saved(&self.struck) {
-            return Err("its mover had no time to save how far it had come".to_owned());
-        }
-        if self.cell.end() == Phase::Completed && !self.world.is_exact(self.cell.kind, &it) {
-            return Err(format!("has not what its mover moved: {it}"));
-        }
-        // The volume controller may still be at it.
-        self.until("nothing is left", || self.world.leftovers().is_empty())
-            .await
-            .map_err(|error| format!("{error}; {:?}", self.world.leftovers()))
-    }
-}
-
-/// How users delete a pod that has time to end.
-fn with_time() -> Value {
-    json!({ "gracePeriodSeconds": 30 })
-}
-
-fn phase(operation: &Value) -> Option<Phase> {
-    Phase::ALL.iter().copied().find(|phase| operation["status"]["phase"] == phase.as_str())
-}
 
 async fn play(cell: Cell) -> Result<(), String> {
     let mut stage = Stage::set(cell).await?;
@@ -307,18 +31,175 @@ async fn play(cell: Cell) -> Result<(), String> {
     result
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_happens_in_whatever_phase_ends_well_and_leaves_nothing_behind() {
+/// Plays cells at once, all in one way, and says how many there were.
+async fn play_all<F>(cells: impl IntoIterator<Item = Cell>, play: impl Fn(Cell) -> F) -> usize
+where
+    F: Future<Output = Result<(), String>> + Send + 'static,
+{
     let mut played = JoinSet::new();
-    let mut count = 0;
-    for cell in cells() {
-        count += 1;
-        played.spawn(async move { play(cell).await.map_err(|error| format!("{cell}: {error}")) });
+    for cell in cells {
+        let playing = play(cell);
+        played.spawn(async move { playing.await.map_err(|error| format!("{cell}: {error}")) });
     }
-    assert_eq!(count, 4 * (5 * 8 - 3), "kinds times phases times faults, without the three that cannot be");
+    let count = played.len();
     let mut bad: Vec<String> = played.join_all().await.into_iter().filter_map(Result::err).collect();
     bad.sort();
     assert!(bad.is_empty(), "{} of {count} cells end badly:\n{}", bad.len(), bad.join("\n"));
+    count
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_happens_in_whatever_phase_ends_well_and_leaves_nothing_behind() {
+    let count = play_all(cells(), play).await;
+    assert_eq!(count, 4 * (5 * 8 - 3), "kinds times phases times faults, without the three that cannot be");
+}
+
+/// What anybody restores is waited for; beyond that who came first is first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_gets_free_goes_to_a_restore_and_else_to_who_came_first() {
+    let cell = Cell { kind: Kind::PodVolumeBackup, phase: Phase::Prepared, fault: Fault::AgentKill };
+    let waiting = [
+        (Kind::PodVolumeBackup, "first"),
+        (Kind::PodVolumeBackup, "second"),
+        (Kind::PodVolumeRestore, "restore"),
+    ];
+    for (turned, wanted) in [(false, ["restore", "first", "second"]), (true, ["restore", "second", "first"])]
+    {
+        let mut stage = Stage::open(cell);
+        stage.hold().await.unwrap();
+        for (kind, name) in waiting {
+            let place = operation(&stage.api, kind, name, HOME);
+            stage.reach(name, kind, Phase::Prepared).await.unwrap();
+            let says = |it: Arc<Value>| text(&it["status"]["message"]).contains("waits for a slot");
+            stage.until("it knows that it waits", || stage.api.get(&place).is_some_and(says)).await.unwrap();
+        }
+        if turned {
+            // It is not the order in which they were made, either.
+            let first = Place::new(&operations(Kind::PodVolumeBackup), VELERO, "first");
+            let later = json!({ "status": { "acceptedTimestamp": now() } });
+            stage.api.patch("user", &first, &later).unwrap();
+        }
+        let mut changes = stage.api.observe();
+        stage.release();
+        stage.settle().await.unwrap();
+        let mut begun = Vec::new();
+        while let Ok(change) = changes.try_recv() {
+            let is_moving = |it: &Option<Arc<Value>>| {
+                it.as_deref().is_some_and(|it| phase(it) == Some(Phase::InProgress))
+            };
+            if is_moving(&change.after) && !is_moving(&change.before) {
+                begun.push(change.place.name);
+            }
+        }
+        assert_eq!(begun, wanted);
+        stage.kill_agents();
+    }
+}
+
+/// An agent that starts is told only that the pod is there, not that it has come up.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_pod_comes_up_while_no_agent_is_there_goes_on_when_there_is_one() {
+    let cells = Kind::ALL.map(|kind| Cell { kind, phase: Phase::Accepted, fault: Fault::AgentKill });
+    play_all(cells, comes_up_unseen).await;
+}
+
+async fn comes_up_unseen(cell: Cell) -> Result<(), String> {
+    let mut stage = Stage::set(cell).await?;
+    stage.kill_agents();
+    stage.release();
+    stage.until("its pod runs", || stage.pod_is("Running")).await?;
+    assert_eq!(stage.api.get(&stage.it).and_then(|it| phase(&it)), Some(Phase::Accepted));
+    stage.start_agents();
+    let result = stage.check().await;
+    stage.kill_agents();
+    result
+}
+
+/// Whoever comes later finds an ended pod, reads what its mover said last, and counts it as if it had been there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mover_that_ends_while_no_agent_is_there_is_read_and_counted_once() {
+    let ways = [Fault::AgentKill, Fault::StoreAway, Fault::Cancel];
+    let cells = ways.map(|fault| Kind::ALL.map(|kind| Cell { kind, phase: Phase::InProgress, fault }));
+    play_all(cells.concat(), ends_unseen).await;
+}
+
+async fn ends_unseen(cell: Cell) -> Result<(), String> {
+    let mut stage = Stage::set(cell).await?;
+    stage.kill_agents();
+    match cell.fault {
+        Fault::StoreAway => stage.world.turn(|weather| weather.store_answers = false),
+        Fault::Cancel => stage.cancel(),
+        _ => {}
+    }
+    stage.release();
+    let last = if cell.end() == Phase::Completed { "Succeeded" } else { "Failed" };
+    stage.until("its mover has ended", || stage.pod_is(last)).await?;
+    let pages = stage.start_agents_with_metrics();
+    stage.check().await?;
+    let mut counts = HashMap::<String, f64>::new();
+    for page in pages {
+        for (name, value) in metrics(page).await {
+            *counts.entry(name).or_default() += value;
+        }
+    }
+    stage.kill_agents();
+    for (name, wanted) in counted(cell) {
+        let found = counts.get(name).copied();
+        assert_eq!(found, Some(wanted), "{cell}: {name}");
+    }
+    assert_eq!(counts["lifeboat_movers_lost_total"], 0.0, "{cell}: it was not lost");
+    Ok(())
+}
+
+/// What agents count of a cell whose data had begun to move; Velero counts no restores into pods.
+fn counted(cell: Cell) -> Vec<(&'static str, f64)> {
+    let ends = [Phase::Completed, Phase::Failed, Phase::Canceled];
+    let once = ends.map(|end| f64::from(u8::from(end == cell.end())));
+    let names = match cell.kind {
+        Kind::DataUpload => [
+            "podVolume_data_upload_success_total",
+            "podVolume_data_upload_failure_total",
+            "podVolume_data_upload_cancel_total",
+        ],
+        Kind::DataDownload => [
+            "podVolume_data_download_success_total",
+            "podVolume_data_download_failure_total",
+            "podVolume_data_download_cancel_total",
+        ],
+        Kind::PodVolumeBackup => return vec![("podVolume_pod_volume_backup_dequeue_count", 1.0)],
+        Kind::PodVolumeRestore => return Vec::new(),
+    };
+    names.into_iter().zip(once).collect()
+}
+
+/// Somebody else ends an operation in the moment in which an agent, which has seen nothing of that, writes its next phase.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_phase_is_only_written_over_the_one_that_was_looked_at() {
+    let next = [Phase::Accepted, Phase::Prepared, Phase::InProgress, Phase::Completed];
+    let cells = next.map(|phase| Kind::ALL.map(|kind| Cell { kind, phase, fault: Fault::Cancel }));
+    play_all(cells.concat(), is_outrun).await;
+}
+
+async fn is_outrun(cell: Cell) -> Result<(), String> {
+    let mut stage = Stage::open(cell);
+    let end = json!({ "status": { "phase": "Canceled", "message": "by somebody else" } });
+    let ended = Arc::new(AtomicBool::new(false));
+    let (it, meddled) = (stage.it.clone(), Arc::clone(&ended));
+    stage.api.let_meddle(move |api, place, patch| {
+        if *place == it && patch["status"]["phase"] == cell.phase.as_str() {
+            meddled.store(true, Ordering::Relaxed);
+            api.patch("user", place, &end).unwrap();
+        }
+    });
+    operation(&stage.api, cell.kind, IT, HOME);
+    stage.settle().await?;
+    let it = stage.ended().ok_or("it is gone")?;
+    assert!(ended.load(Ordering::Relaxed), "{cell}: nobody has written that phase");
+    assert_eq!(phase(&it), Some(Phase::Canceled), "{cell}: {}", it["status"]);
+    assert_eq!(it["status"]["message"], "by somebody else", "{cell}");
+    let result = stage.nothing_is_left().await;
+    stage.kill_agents();
+    result
 }
 
 /// While it waits for a slot its pod is deleted, and another is made on the other node: whose slot it needs from then on.
@@ -513,6 +394,8 @@ async fn an_operation_whose_volume_cannot_be_marked_as_kept_says_so_and_goes_on_
     let waits = || says("waits for the cluster to accept a change that is needed") && says("overdue since");
     stage.until("it says what it waits for", waits).await.unwrap();
     stage.reach(IT, cell.kind, Phase::InProgress).await.unwrap();
+    // The volume controller takes its time, too.
+    stage.make_patient();
     stage.api.allow(&volume);
     stage.check().await.unwrap();
     stage.kill_agents();

@@ -5,9 +5,13 @@ use super::http::Line;
 use super::objects::{DAEMON_SET, VELERO, agent_pod};
 use lifeboat_node_agent::{Error, Options, run};
 use serde_json::json;
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -39,11 +43,27 @@ impl Agent {
     }
 
     pub fn start(&mut self) {
+        self.start_at(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    }
+
+    /// Starts it, and tells where its metrics are.
+    pub fn start_with_metrics(&mut self) -> SocketAddr {
+        // An agent that was killed in the middle still holds its port, so each start has one of its own, at an address of
+        // the machine itself that no other process uses.
+        static PORTS: AtomicU16 = AtomicU16::new(20_000);
+        let [_, a, b, c] = std::process::id().to_be_bytes();
+        let port = PORTS.fetch_add(1, Ordering::Relaxed);
+        let address = SocketAddr::from((Ipv4Addr::new(127, a, b, c), port));
+        self.start_at(address);
+        address
+    }
+
+    fn start_at(&mut self, metrics: SocketAddr) {
         self.starts += 1;
         let line = Line::new(&self.api, &format!("{}#{}", self.node, self.starts));
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async move { drop(stopped.await) };
-        let task = tokio::spawn(run(line.client(), options(&self.node), stopped));
+        let task = tokio::spawn(run(line.client(), options(&self.node, metrics), stopped));
         self.at_work = Some(AtWork { line, stop, task });
         self.set_ready("True");
     }
@@ -73,7 +93,27 @@ impl Agent {
     }
 }
 
-fn options(node: &str) -> Options {
+/// What an agent counts, by the names of its metrics, summed up over their labels.
+pub async fn metrics(address: SocketAddr) -> HashMap<String, f64> {
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(30), ask).await.unwrap().unwrap();
+    let (_, page) = answer.split_once("\r\n\r\n").unwrap();
+    let mut sums = HashMap::new();
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        let name = name.split('{').next().unwrap_or(name);
+        *sums.entry(name.to_owned()).or_default() += value.parse::<f64>().unwrap();
+    }
+    sums
+}
+
+fn options(node: &str, metrics_address: SocketAddr) -> Options {
     Options {
         namespace: VELERO.to_owned(),
         node: node.to_owned(),
@@ -81,7 +121,7 @@ fn options(node: &str) -> Options {
         data_mover: String::new(),
         prepare_timeout: Duration::from_secs(1800),
         resource_timeout: lifeboat_api::Duration::from_secs(600),
-        metrics_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        metrics_address,
         node_agent_config_map: String::new(),
         repository_config_map: String::new(),
     }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -106,7 +106,13 @@ pub struct Api {
     changes: AtomicU64,
     forbidden: Mutex<HashSet<Place>>,
     requests: Mutex<BTreeMap<String, u64>>,
+    /// Kinds of which somebody lists or watches all objects that there are.
+    unselected: Mutex<BTreeSet<String>>,
+    meddler: Mutex<Option<Meddler>>,
 }
+
+/// Somebody who is told of the patch of an agent in the moment before it counts.
+type Meddler = Box<dyn Fn(&Api, &Place, &Value) + Send>;
 
 impl Api {
     pub fn new(audit: impl Fn(&Change) + Send + Sync + 'static) -> Arc<Self> {
@@ -119,6 +125,8 @@ impl Api {
             changes: AtomicU64::new(0),
             forbidden: Mutex::default(),
             requests: Mutex::default(),
+            unselected: Mutex::default(),
+            meddler: Mutex::default(),
         })
     }
 
@@ -225,6 +233,18 @@ impl Api {
         self.forbidden.lock().contains(place)
     }
 
+    /// From now on somebody may change what an agent is about to change, which the agent cannot have seen.
+    pub fn let_meddle(&self, meddler: impl Fn(&Self, &Place, &Value) + Send + 'static) {
+        *self.meddler.lock() = Some(Box::new(meddler));
+    }
+
+    /// An agent is about to change an object.
+    pub fn about_to_patch(&self, place: &Place, patch: &Value) {
+        if let Some(meddler) = &*self.meddler.lock() {
+            meddler(self, place, patch);
+        }
+    }
+
     fn write(&self, state: &mut State, by: &str, place: Place, after: Option<Value>) -> Option<Arc<Value>> {
         state.version += 1;
         let version = state.version;
@@ -306,6 +326,18 @@ impl Api {
     /// Takes down that a request of this name was made.
     pub fn count(&self, request: &str) {
         *self.requests.lock().entry(request.to_owned()).or_default() += 1;
+    }
+
+    /// Takes down which objects a list or a watch is about.
+    pub fn note_selection(&self, kind: &str, selector: &Selector) {
+        if selector.labels.is_empty() && selector.fields.is_empty() {
+            self.unselected.lock().insert(kind.to_owned());
+        }
+    }
+
+    /// The kinds of which an agent lists or watches all objects, of a namespace or of the cluster.
+    pub fn unselected(&self) -> BTreeSet<String> {
+        self.unselected.lock().clone()
     }
 
     /// How many requests of which name there were.

@@ -57,12 +57,19 @@ impl Line {
             body: serde_json::from_slice(&body).unwrap_or(Value::Null),
             ..Asked::parse(head.uri.path(), head.uri.query().unwrap_or_default())
         };
-        self.api.count(&format!("{} {}", asked.verb(&head.method), asked.kind));
+        let verb = asked.verb(&head.method);
+        self.api.count(&format!("{verb} {}", asked.kind));
+        if matches!(verb, "list" | "watch") {
+            self.api.note_selection(&asked.kind, &asked.selector);
+        }
         Ok(self.respond(&head.method, asked))
     }
 
     fn respond(&self, method: &Method, asked: Asked) -> Answer {
         let place = Place::new(&asked.kind, &asked.selector.namespace, &asked.name);
+        if *method == Method::PATCH {
+            self.api.about_to_patch(&place, &asked.body);
+        }
         let written = |result: Result<Arc<Value>, Refused>| match result {
             Ok(object) => answer(StatusCode::OK, &object),
             Err(refused) => refusal(refused, &place),
