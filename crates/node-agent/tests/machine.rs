@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod cells;
+
+use cells::{Cell, Fault, cells};
 use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use lifeboat_node_agent::machine::{
-    Action, Hosting, Observation, Responsible, Suitable, TABLE, decide, markdown, row,
+    Action, Condition, Hosting, Observation, Responsible, Row, Suitable, TABLE, decide, markdown, row,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
@@ -310,6 +313,116 @@ fn every_row_of_the_table_is_needed_and_every_state_has_one() {
     }
     for row in TABLE {
         assert!(used.contains_key(&std::ptr::from_ref(row)), "no state needs {row:?}");
+    }
+}
+
+/// An operation of a cell, brought to its phase by table and calm world, and seen as it is once the fault has struck.
+fn struck(cell: Cell, used: &mut HashSet<*const Row>) -> Observation {
+    let mut state = new(cell.kind, Suitable::Yes);
+    for _ in 0..40 {
+        // In phase New it has been looked at, too.
+        if state.phase == cell.phase && state.finalizer {
+            break;
+        }
+        if cell.phase == Phase::Canceling && state.phase == Phase::InProgress {
+            state.cancel = true;
+        }
+        state = turn(state, calm, used);
+    }
+    assert_eq!(state.phase, cell.phase, "{cell}: the table does not lead there");
+    let moving = matches!(cell.phase, Phase::InProgress | Phase::Canceling);
+    match cell.fault {
+        Fault::Cancel => state.cancel = true,
+        // Agents remember nothing: those that come later see the same.
+        Fault::AgentRestart | Fault::ApiRestart => {}
+        Fault::AgentKill => state.responsible = Responsible::Nobody,
+        Fault::PodDeleted => state.hosting = if moving { Hosting::Ending } else { Hosting::Preparing },
+        Fault::OutOfMemory => state.hosting = Hosting::Failed,
+        Fault::NodeLost => {
+            state.responsible = Responsible::Nobody;
+            match cell.phase {
+                Phase::New if cell.kind.is_pod_volume() => state.suitable = Suitable::Impossible,
+                // There is no pod to be lost.
+                Phase::New => {}
+                _ => state.hosting = Hosting::Broken,
+            }
+        }
+        // Nobody but its mover sees that.
+        Fault::StoreAway => {}
+    }
+    state
+}
+
+/// What the world does after a fault.
+fn aftermath(cell: Cell) -> impl Fn(Observation) -> Observation {
+    move |seen: Observation| {
+        let runs = seen.hosting == Hosting::Running;
+        match (cell.fault, seen.phase) {
+            // Its mover cannot do anything, and stops all the same when it is told to.
+            (Fault::StoreAway, Phase::InProgress) if runs => Observation { hosting: Hosting::Failed, ..seen },
+            (_, Phase::Canceling) if runs => Observation { hosting: Hosting::Canceled, ..seen },
+            // Its volume is on the node that is lost, so the replacement does not come up.
+            (Fault::NodeLost, Phase::InProgress)
+                if cell.kind.is_pod_volume() && seen.hosting == Hosting::Preparing =>
+            {
+                Observation { hosting: Hosting::Broken, attempts_exhausted: true, ..seen }
+            }
+            _ => calm(seen),
+        }
+    }
+}
+
+/// One turn of the agent, or of the world if the agent has nothing to do.
+fn turn(
+    state: Observation,
+    world: impl Fn(Observation) -> Observation,
+    used: &mut HashSet<*const Row>,
+) -> Observation {
+    used.insert(std::ptr::from_ref(row(&state).unwrap()));
+    let after = act(state, decide(&state));
+    if after == state { world(state) } else { after }
+}
+
+/// Conditions that no fault of the matrix brings about; `tests/matrix.rs` and the tests of the crate `cli` have them beside it.
+const BESIDE_THE_MATRIX: &[Condition] = &[
+    Condition::Foreign,
+    Condition::OthersTurn,
+    Condition::Impossible,
+    Condition::NotYet,
+    Condition::QueueFull,
+    Condition::SlotsFull,
+    Condition::DeletedButNotCanceled,
+    Condition::Unclaimable,
+    Condition::HandOverOverdue,
+    Condition::PrepareOverdue,
+    Condition::CancelOverdue,
+    Condition::AttemptsExhausted,
+    Condition::PodElsewhere,
+];
+
+#[test]
+fn the_table_leads_every_cell_of_the_matrix_to_its_end_and_the_matrix_has_all_of_the_table() {
+    let mut used = HashSet::new();
+    for cell in cells() {
+        let mut state = struck(cell, &mut used);
+        for _ in 0..40 {
+            state = turn(state, aftermath(cell), &mut used);
+        }
+        assert!(settled(&state), "{cell} hangs in {state:#?}");
+        assert_eq!(state.phase, cell.end(), "{cell}: {state:#?}");
+    }
+    for row in TABLE {
+        for phase in row.phases.iter().filter(|phase| !phase.is_final()) {
+            for kind in Kind::ALL {
+                let has = |cell: Cell| (cell.kind, cell.phase) == (kind, *phase);
+                assert!(cells().any(has), "no cell has a {} in {phase}, of {row:?}", kind.name());
+            }
+        }
+        let beside = row.when.iter().any(|condition| BESIDE_THE_MATRIX.contains(condition));
+        let plays = used.contains(&std::ptr::from_ref(row));
+        // A cancel while a lost mover is replaced is two faults at once.
+        let two = row.phases == [Phase::InProgress] && row.when == [Condition::CancelRequested];
+        assert!(plays || beside || two, "no cell plays {row:?}");
     }
 }
 
