@@ -1,7 +1,7 @@
 //! Many operations on many nodes: the real agents, one for each node, against a model of everything else.
 //!
-//! The default run is short. `LIFEBOAT_LONG=1` is ten thousand operations on five hundred nodes; `LIFEBOAT_LOAD=NODES,OPERATIONS`
-//! chooses any other size.
+//! The default run is short. `LIFEBOAT_LONG=1` is ten thousand operations on five hundred nodes, which only a build with
+//! optimisation gets done: a test without has one made and run. `LIFEBOAT_LOAD=NODES,OPERATIONS` chooses any other size.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,11 +11,14 @@ use lifeboat_api::Phase;
 use lifeboat_exposer::Kind;
 use model::agents::Agent;
 use model::api::{Api, Change, Selector};
-use model::objects::{CLAIMS, PODS, VOLUMES, foundations, node, operation, operations};
+use model::objects::{
+    CLAIMS, CONFIG_MAPS, CONTENTS, EVENTS, PODS, SNAPSHOTS, VOLUMES, foundations, node, operation, operations,
+};
 use model::world::{World, text};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +32,14 @@ const WORK: Duration = Duration::from_millis(20);
 const WATCHES: u64 = 11;
 /// An operation costs the API no more requests than this, however many there are and on however many nodes.
 const REQUESTS: f64 = 100.0;
+/// No more of them are changes of objects.
+const PATCHES: f64 = 15.0;
+/// How often the ledger is gone through, which lists what is in it.
+const SWEEP: Duration = Duration::from_secs(60);
+/// The one test of this file.
+const TEST: &str = "thousands_of_operations_on_hundreds_of_nodes_all_complete_at_a_bounded_cost";
+/// The long run.
+const LONG: (usize, usize) = (500, 10_000);
 /// After so long without any change of any operation, those that are open are stuck.
 const STUCK: Duration = Duration::from_secs(120);
 /// Whoever changes more often than this goes round in circles.
@@ -93,11 +104,29 @@ fn size() -> (usize, usize) {
         let (nodes, operations) = size.split_once(',').expect("LIFEBOAT_LOAD is NODES,OPERATIONS");
         return (nodes.parse().unwrap(), operations.parse().unwrap());
     }
-    if std::env::var_os("LIFEBOAT_LONG").is_some() { (500, 10_000) } else { (20, 300) }
+    if is_long() { LONG } else { (20, 300) }
+}
+
+fn is_long() -> bool {
+    std::env::var_os("LIFEBOAT_LONG").is_some() && std::env::var_os("LIFEBOAT_LOAD").is_none()
+}
+
+/// Has the long run made by a build with optimisation.
+fn run_with_optimisation() {
+    let mut command = Command::new(std::env::var_os("CARGO").expect("cargo runs this test"));
+    command.args(["test", "--release", "--package", env!("CARGO_PKG_NAME"), "--test", "load", "--"]);
+    let ended = command.args([TEST, "--exact", "--nocapture"]).output().expect("cargo can be run");
+    // Its results are not taken for those of another test, as they would be if it printed them itself.
+    let [said, why] = [&ended.stdout, &ended.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(ended.status.success(), "the build with optimisation, or its run, failed:\n{why}\n{said}");
+    println!("{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_operations_on_hundreds_of_nodes_all_complete_at_a_bounded_cost() {
+    if is_long() && cfg!(debug_assertions) {
+        return run_with_optimisation();
+    }
     let (nodes, count) = size();
     let books = Arc::new(Mutex::new(Books::default()));
     let taken_down = Arc::clone(&books);
@@ -144,10 +173,11 @@ async fn thousands_of_operations_on_hundreds_of_nodes_all_complete_at_a_bounded_
 
     let mut totals = requests(&api);
     totals.iter_mut().for_each(|(request, times)| *times -= before.get(request).copied().unwrap_or(0));
-    let each = f64::from(u32::try_from(totals.values().sum::<u64>()).unwrap())
-        / f64::from(u32::try_from(count).unwrap());
+    let of_each = |requests: u64| requests as f64 / count as f64;
+    let each = of_each(totals.values().sum());
     println!(
-        "{count} operations on {nodes} nodes took {took:.1?} and {each:.1} requests each; MiB: {memory:?}"
+        "{count} operations on {nodes} nodes took {took:.1?}, which are {:.1} in a second, and {each:.1} requests each; MiB: {memory:?}",
+        count as f64 / took.as_secs_f64()
     );
     for (request, times) in &totals {
         println!("{times:>8} {request}");
@@ -164,6 +194,20 @@ async fn thousands_of_operations_on_hundreds_of_nodes_all_complete_at_a_bounded_
     }
     assert_eq!(books.most, SLOTS, "a node moved more volumes at once than it may, or never as many");
     assert!(each <= REQUESTS, "an operation costs {each:.1} requests");
+    let patches = of_each(sum(&totals, |request| request.starts_with("patch ")));
+    assert!(patches <= PATCHES, "an operation costs {patches:.1} patches");
+    // Events are listed once for each diagnosis of a long wait, and how many wait long is up to the machine.
+    let lists = sum(&totals, |request| request.starts_with("list ") && request != "list /events");
+    assert!(lists <= u64::try_from(count / 2).unwrap(), "{lists} lists for {count} operations: {totals:?}");
+    // Whoever is told of every change has no need to list; the ledger is gone through by one agent.
+    let sweeps = began.elapsed().as_secs() / SWEEP.as_secs() + 1;
+    let listed = sum(&totals, |request| request == "list /pods");
+    assert!(listed <= sweeps, "pods are listed {listed} times, beside {sweeps} times for the ledger");
+    // Every agent hears of every operation, but of objects of others only of those that it made or that are on its node.
+    let all_of = api.unselected();
+    for kind in [PODS, CLAIMS, VOLUMES, SNAPSHOTS, CONTENTS, EVENTS, CONFIG_MAPS] {
+        assert!(!all_of.contains(kind), "somebody lists or watches all objects of {kind}");
+    }
     assert_eq!(world.leftovers(), Vec::<String>::new());
     let (early, late) = (memory[memory.len() / 2], memory[memory.len() - 1]);
     assert!(late <= early + early / 4 + 64, "memory grows with what is over: {memory:?} MiB");
