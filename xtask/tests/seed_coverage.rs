@@ -78,11 +78,12 @@ fn the_sums_are_right() {
     let shown = count(&|cell| cell.starts_with('`'));
     let open = count(&|cell| cell == "open");
     let elsewhere = count(&|cell| cell.starts_with("elsewhere: "));
+    let not_done = count(&|cell| cell.starts_with("not done: "));
     assert_eq!(
-        shown + open + elsewhere,
+        shown + open + elsewhere + not_done,
         rows.len(),
         "a row says neither by what it is shown nor that it is not"
     );
-    let line = format!("Shown: {shown}. Open: {open}. Elsewhere: {elsewhere}.");
+    let line = format!("Shown: {shown}. Open: {open}. Elsewhere: {elsewhere}. Not done: {not_done}.");
     assert!(text.lines().any(|found| found == line), "the sums should read: {line}");
 }
