@@ -3,7 +3,7 @@
 
 use crate::stage::{Agent, Stage, wait};
 use crate::table::Table;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lifeboat_testbed::objects::{claim, list, pod, ready_to_use, snapshot, upload};
 use lifeboat_testbed::testing::TestNamespace;
 use lifeboat_testbed::{TEST_CLASS_ANYWHERE, TEST_SNAPSHOT_CLASS};
@@ -22,6 +22,9 @@ const FILL: &str =
 /// Where the API server notes the pod that asks.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 
+/// So much more memory than at half time our agent may have at the end, in bytes.
+const GROWTH: u64 = 4 << 20;
+
 /// What all uploads took.
 struct Outcome {
     seconds: f64,
@@ -31,6 +34,13 @@ struct Outcome {
     movers: BTreeMap<String, usize>,
     /// The node-agent's own memory before the first, at half time, and after the last, in bytes.
     memory: [u64; 3],
+}
+
+impl Outcome {
+    /// All requests, of the node-agent and of movers.
+    fn requests(&self) -> usize {
+        self.agent.values().chain(self.movers.values()).sum()
+    }
 }
 
 /// Measures both agents, and writes and prints one table.
@@ -60,6 +70,20 @@ pub fn run(uploads: usize, at_once: usize, output: &Path) -> Result<()> {
     std::fs::create_dir_all(output).with_context(|| format!("create {}", output.display()))?;
     std::fs::write(output.join("load.md"), table.to_string()).context("write the table")?;
     print!("{table}");
+    // In the order in which they were measured.
+    let [veleros, ours] = outcomes.as_slice() else { bail!("not both agents were measured") };
+    check(veleros, ours)
+}
+
+/// Whether our agent keeps its memory to itself once half is over, and asks for no more than Velero's.
+fn check(veleros: &Outcome, ours: &Outcome) -> Result<()> {
+    let [_, half, last] = ours.memory.map(|bytes| bytes >> 10);
+    ensure!(
+        ours.memory[2] <= ours.memory[1] + GROWTH,
+        "the node-agent's memory grows with what is over: {half} KiB at half time, {last} KiB at the end"
+    );
+    let (theirs, our) = (veleros.requests(), ours.requests());
+    ensure!(our <= theirs, "ours makes {our} requests for what Velero's makes {theirs} for");
     Ok(())
 }
 
@@ -186,4 +210,25 @@ fn table(uploads: usize, outcomes: &[Outcome]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(requests: usize, half: u64, last: u64) -> Outcome {
+        let agent = BTreeMap::from([("get".to_owned(), requests - 10)]);
+        let movers = BTreeMap::from([("list".to_owned(), 10)]);
+        Outcome { seconds: 1.0, agent, movers, memory: [1 << 20, half << 20, last << 20] }
+    }
+
+    #[test]
+    fn an_agent_that_grows_or_asks_for_more_than_veleros_is_told_of() {
+        // That Velero's grows is not ours to see to.
+        let veleros = outcome(100, 20, 60);
+        let said = |ours: &Outcome| check(&veleros, ours).map_err(|error| error.to_string());
+        assert_eq!(said(&outcome(100, 8, 12)), Ok(()));
+        assert!(said(&outcome(101, 8, 8)).is_err_and(|said| said.contains("101 requests")));
+        assert!(said(&outcome(50, 8, 13)).is_err_and(|said| said.contains("13312 KiB at the end")));
+    }
 }
