@@ -281,3 +281,45 @@ impl Destination for Device<'_> {
         self.outcome.lock().get_or_insert(outcome);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    /// Zeros from an odd place on, some in front of a block, many blocks of them, and some behind, made on what is full
+    /// of something else.
+    #[test]
+    fn zeros_are_written_to_the_byte_where_nothing_can_be_discarded() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("image");
+        let size = 3 << 20;
+        let (from, until) = (4096 + 17, size - 4096 - 5);
+        let mut expected = vec![7; size];
+        expected[from..until].fill(0);
+        for can_discard in [true, false] {
+            std::fs::write(&target, vec![7; size]).unwrap();
+            let options = BlockRestoreOptions { target: target.clone(), compare: true, threads: 1 };
+            let progress = Progress::default();
+            let device = Device::open(&options, size as u64, &progress).unwrap();
+            device.can_discard.store(can_discard, Ordering::Relaxed);
+            assert!(device.zeros(from as u64, (until - from) as u64).is_continue());
+            assert!(std::fs::read(&target).unwrap() == expected, "can discard: {can_discard}");
+            let written = device.written.load(Ordering::Relaxed);
+            let zeros = device.zeros.load(Ordering::Relaxed);
+            assert_eq!(zeros, (until - from) as u64);
+            assert_eq!(progress.totals().bytes, zeros);
+            // What is discarded takes no room; what is written does.
+            let room = std::fs::metadata(&target).unwrap().blocks() * 512;
+            match can_discard {
+                true => assert!(written < 8192 && room < 1 << 20, "{written} written, {room} taken"),
+                false => assert!(written == zeros && room >= size as u64, "{written} written, {room} taken"),
+            }
+            // The same by pieces that hold both, as a device and as an image.
+            std::fs::write(&target, vec![9; size]).unwrap();
+            assert!(device.deliver(0, &expected).is_continue());
+            assert!(std::fs::read(&target).unwrap() == expected, "can discard: {can_discard}");
+        }
+    }
+}
