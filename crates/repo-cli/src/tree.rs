@@ -69,7 +69,10 @@ impl Trees {
     pub fn entry_at(&self, text: &str, when: When) -> Result<DirEntry> {
         let (id, path) = text.split_once('/').unwrap_or((text, ""));
         match self.root(id)? {
-            Some(root) => self.browser().lookup(root, id, path),
+            Some(root) => {
+                let extras_are_known = knows_extras(&root);
+                self.browser().lookup(root, id, path).map(|entry| as_root(entry, extras_are_known))
+            }
             None => self.of_path(text, when),
         }
     }
@@ -139,7 +142,7 @@ impl Trees {
             let Some(root) = &snapshot.root_entry else { continue };
             let below = path.strip_prefix(&snapshot.source.path).unwrap_or(Path::new(""));
             if let Some(entry) = self.browser().below(root, below)? {
-                return Ok(entry);
+                return Ok(as_root(entry, knows_extras(root)));
             }
         }
         bail!(unknown())
@@ -159,6 +162,19 @@ impl Trees {
     pub fn read(&self, entry: &DirEntry) -> Result<Box<dyn ObjectReader>> {
         self.browser().read(entry)
     }
+}
+
+/// Whether an entry of the tree below `root` that says nothing about extras has none.
+fn knows_extras(root: &DirEntry) -> bool {
+    root.extras.as_ref().is_some_and(|extras| extras.recorded)
+}
+
+/// An entry that stands for itself, and says what else only the root of its snapshot does.
+fn as_root(mut entry: DirEntry, extras_are_known: bool) -> DirEntry {
+    if extras_are_known {
+        entry.extras.get_or_insert_default().recorded = true;
+    }
+    entry
 }
 
 /// The trees of any repository, whoever found their roots.

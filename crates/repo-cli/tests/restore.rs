@@ -143,6 +143,35 @@ fn paths_inside_a_snapshot_and_single_files_are_restored() {
     assert!(some.join("a/other").exists() && !some.join("a/b").exists());
 }
 
+/// Only the root of a snapshot says that attributes were looked for; that goes for all below it.
+#[test]
+fn a_directory_inside_a_snapshot_gets_no_access_control_list_that_only_the_target_hands_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, ours) = shared(folder.path());
+    let source = folder.path().join("source");
+    fs::create_dir_all(source.join("sub")).unwrap();
+    fs::write(source.join("sub/file"), "content").unwrap();
+    let id = ours.snapshot(&source, &[]).unwrap().id;
+    // Version 2: owner rwx, user 1234 rwx, group r-x, mask rwx, others ---.
+    let list = [(1u16, 7u16, u32::MAX), (2, 7, 1234), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)]
+        .iter()
+        .fold(2u32.to_le_bytes().to_vec(), |mut bytes, (tag, rights, id)| {
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend(rights.to_le_bytes());
+            bytes.extend(id.to_le_bytes());
+            bytes
+        });
+    let restored = folder.path().join("restored");
+    fs::create_dir(&restored).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&restored, "system.posix_acl_default", &list, flags).unwrap();
+    for (what, target, file) in [("sub", "folder", "folder/file"), ("sub/file", "single", "single")] {
+        ours.run(restore(&format!("{id}/{what}"), &restored.join(target), &[])).unwrap();
+        let found = rustix::fs::getxattr(restored.join(file), "system.posix_acl_access", &mut [0; 256][..]);
+        assert!(found.is_err(), "{what} has an access control list");
+    }
+}
+
 #[test]
 fn flags_about_what_is_there_are_kept() {
     let folder = tempfile::tempdir().unwrap();
