@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const LATE: [&[u8]; 3] = [b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability"];
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
+/// Without it not even the owner of a file, if not root, may set extended attributes of users.
+const WRITABLE: u32 = 0o200;
 
 /// What an entry of a snapshot says about its file.
 #[derive(Debug, Clone)]
@@ -108,6 +110,10 @@ impl Keep {
     /// The mode to create a file with, and the owner that it must get for that.
     pub(super) fn creation(&self, attributes: &Attributes) -> (u32, Option<(u32, u32)>) {
         let mode = if self.permissions { attributes.mode } else { 0o666 };
+        let extras = attributes.extras.as_deref().filter(|_| self.extras);
+        // Its own mode comes when they are set.
+        let is_marked = extras.is_some_and(has_users) && !rustix::process::geteuid().is_root();
+        let mode = if is_marked { mode | WRITABLE } else { mode };
         (mode, self.owner.then_some((attributes.uid, attributes.gid)))
     }
 
@@ -126,12 +132,17 @@ impl Keep {
         };
         let extras = attributes.extras.as_deref().filter(|_| self.extras);
         let mut misfit = None;
-        if matches!(before, Before::Old) || given.acl {
-            for name in self.others(extras, on)? {
-                match on.remove_xattr(&name) {
-                    Err(Errno::NODATA) => {}
-                    outcome => self.tolerate(outcome)?,
-                }
+        let others = match matches!(before, Before::Old) || given.acl {
+            true => self.others(extras, on)?,
+            false => Vec::new(),
+        };
+        let needs_writing =
+            extras.is_some_and(has_users) || others.iter().any(|name| is_users(name.to_bytes()));
+        let protected = if needs_writing { self.unprotect(&mut given, on) } else { None };
+        for name in others {
+            match on.remove_xattr(&name) {
+                Err(Errno::NODATA) => {}
+                outcome => self.tolerate(outcome)?,
             }
         }
         if let Some(extras) = extras {
@@ -155,10 +166,27 @@ impl Keep {
         if let Some(extras) = extras {
             misfit = misfit.or(self.set_xattrs(extras, on, true)?);
         }
+        if let Some(mode) = protected.filter(|_| !self.permissions) {
+            self.tolerate(on.set_mode(mode))?;
+        }
         if self.times {
             self.tolerate(on.set_times(&attributes.times()))?;
         }
         Ok(misfit)
+    }
+
+    /// Lets the owner of a file set what takes the right to write to it; returns the mode that it had. That of somebody
+    /// else's file cannot be changed, and neither can its attributes, which is told then.
+    fn unprotect(&self, given: &mut Given, on: On<'_>) -> Option<u32> {
+        let mode = given.mode;
+        // The kernel may take set-group-id from a file whose mode changes.
+        let stays = !self.permissions && mode & 0o2000 != 0;
+        let is_protected = mode & WRITABLE == 0 && matches!(on, On::Open(_)) && !stays;
+        if !is_protected || rustix::process::geteuid().is_root() || on.set_mode(mode | WRITABLE).is_err() {
+            return None;
+        }
+        given.mode |= WRITABLE;
+        Some(mode)
     }
 
     /// Whether a file that is there has these attributes, beside its time and what it cannot be given anyway.
@@ -229,6 +257,15 @@ impl Keep {
 /// Whether an extended attribute is one that the owner of a file may set.
 fn is_owners(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+}
+
+/// Whether an extended attribute is one that takes the right to write to its file.
+fn is_users(name: &[u8]) -> bool {
+    name.starts_with(b"user.")
+}
+
+fn has_users(extras: &Extras) -> bool {
+    extras.xattrs.keys().any(|name| is_users(&name.0))
 }
 
 impl On<'_> {

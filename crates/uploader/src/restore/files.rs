@@ -5,7 +5,7 @@
 //! whole never looks like one that is, which is what resuming relies on.
 
 use super::attributes::{Attributes, Before, On};
-use super::links::link;
+use super::links::{Settled, link_at, link_there, lost};
 use super::shallow;
 use super::sparse::{self, Segment};
 use super::target::{Directory, Given, Slot};
@@ -17,10 +17,12 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FileType, OFlags, Stat};
 use std::ffi::{CStr, CString};
 use std::hash::{BuildHasher, RandomState};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// How a file comes to its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(super) enum How {
     },
     /// What differs is written into the one that is there.
     InPlace,
+    /// As a new one under another name, which takes the place of the one that is there when it is whole.
+    Aside,
 }
 
 /// A file that is being restored.
@@ -93,7 +97,11 @@ impl<'a> File<'a> {
             size,
             attributes,
             how,
-            temporary: (how != How::InPlace).then(|| run.temporary.as_ref()?.next()).flatten(),
+            temporary: match how {
+                How::InPlace => None,
+                How::New { .. } if !run.options.atomic => None,
+                How::New { .. } | How::Aside => run.temporary.next(),
+            },
             slot: Arc::default(),
             state: Mutex::default(),
         }
@@ -124,29 +132,37 @@ impl<'a> File<'a> {
 
     /// Gives the file a further name in `directory`. It need not be whole for that.
     pub(super) fn link(&self, directory: &Arc<Directory>, name: CString) -> Result<()> {
-        let mut state = self.state.lock();
-        if self.temporary.is_some() && state.ended.is_none() {
-            directory.expect();
-            state.links.push((directory.clone(), name));
-            return Ok(());
+        {
+            let mut state = self.state.lock();
+            match state.ended {
+                Some(Ended::Failed) => return Err(lost(directory, &name)),
+                Some(Ended::Whole) => {}
+                None if self.temporary.is_some() => {
+                    directory.expect();
+                    state.links.push((directory.clone(), name));
+                    return Ok(());
+                }
+                None => {
+                    // One that is there stays, and may not let us open it any more once it is whole.
+                    if state.identity.is_none() {
+                        self.open(&mut state)?;
+                    }
+                    // It is counted with the file. Nobody can find it whole, or failed, before it is noted.
+                    link_at(&*self.directory.fd()?, &self.name, directory, &name)?;
+                    state.links.push((directory.clone(), name));
+                    return Ok(());
+                }
+            }
         }
-        // One that is there stays, and may not let us open it any more once it is whole.
-        if state.identity.is_none() {
-            self.open(&mut state)?;
-        }
-        drop(state);
-        link(&self.directory, &self.name, directory, &name)?;
-        let mut state = self.state.lock();
-        if state.ended == Some(Ended::Failed) {
-            drop(state);
-            directory.unlink(&name)?;
-            return Err(self.lost(directory, &name));
-        }
-        if state.ended == Some(Ended::Whole) {
-            self.run.progress.file_done();
-        }
-        state.links.push((directory.clone(), name));
-        Ok(())
+        link_there(self.run, &self.directory, &self.name, directory, &name)
+    }
+
+    /// What became of it.
+    pub(super) fn settled(&self) -> Option<Settled<'_>> {
+        self.state.lock().ended.map(|ended| match ended {
+            Ended::Whole => Settled::There(&self.directory, &self.name),
+            Ended::Failed => Settled::Lost,
+        })
     }
 
     /// Whether it is what `directory` has under `name`.
@@ -156,11 +172,6 @@ impl<'a> File<'a> {
         Ok(identity.is_some_and(|own| (own.device, own.inode) == (stat.st_dev, stat.st_ino)))
     }
 
-    fn lost(&self, directory: &Directory, name: &CStr) -> Error {
-        let source = std::io::Error::other("the file that it is another name of could not be restored");
-        Error::File { action: "link", path: directory.join(name), source }
-    }
-
     /// The open file; created if it is not there yet.
     fn handle(&self) -> Result<Arc<OwnedFd>> {
         self.open(&mut self.state.lock())
@@ -168,7 +179,7 @@ impl<'a> File<'a> {
 
     fn open(&self, state: &mut State) -> Result<Arc<OwnedFd>> {
         if state.ended == Some(Ended::Failed) {
-            return Err(self.lost(&self.directory, &self.name));
+            return Err(lost(&self.directory, &self.name));
         }
         self.directory.files().get(&self.slot, || match state.identity {
             Some(identity) => self.reopen(self.current_name(state), identity),
@@ -183,13 +194,17 @@ impl<'a> File<'a> {
     /// Creates the file, or opens the one that is there, and gives it its size.
     fn make(&self) -> Result<(OwnedFd, Identity)> {
         let (fd, before) = match self.how {
-            How::New { .. } => {
+            How::New { .. } | How::Aside => {
                 let (fd, given) = self.create()?;
                 (fd, Before::New(given))
             }
             How::InPlace => (self.directory.open(&self.name, OFlags::RDWR)?, Before::Old),
         };
         let stat = self.stat(&fd)?;
+        // What it was decided by may be long ago: through a name that it got since, something else would be written to.
+        if self.how == How::InPlace && stat.st_nlink != 1 {
+            return Err(self.exchanged());
+        }
         if stat.st_size != self.size as i64 {
             rustix::fs::ftruncate(&fd, self.size)
                 .map_err(|e| self.directory.failed("set the size of", &self.name, e))?;
@@ -265,6 +280,32 @@ impl<'a> File<'a> {
         write_at(fd, bytes, offset).map_err(|e| self.directory.failed("write", &self.name, e))
     }
 
+    /// Zeros that are too many to be worth looking at: what is a hole is not written.
+    fn take_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.size);
+        let end = end.ok_or_else(|| self.wrong_size("more"))?;
+        let fd = self.handle()?;
+        let recorded = self.attributes.extras.as_deref().map(|extras| &extras.holes);
+        for (range, is_hole) in sparse::zeros(recorded, offset..end) {
+            match is_hole && self.run.options.sparse {
+                true => self.make_hole(&fd, range)?,
+                false => self.write_zeros(&fd, range)?,
+            }
+        }
+        self.run.progress.bytes_done(length);
+        Ok(())
+    }
+
+    fn write_zeros(&self, fd: &OwnedFd, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let step = (range.end - at).min(ZEROS.len() as u64);
+            self.write(fd, &ZEROS[..step as usize], at)?;
+            at += step;
+        }
+        Ok(())
+    }
+
     /// Writes what is not a hole, and makes holes of the rest.
     fn write_segments(&self, fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<()> {
         let extras = self.attributes.extras.as_deref();
@@ -274,21 +315,23 @@ impl<'a> File<'a> {
                     let at = offset + range.start as u64;
                     self.write(fd, &bytes[range], at)?;
                 }
-                Segment::Hole(range) => self.make_hole(fd, offset + range.start as u64, &bytes[range])?,
+                Segment::Hole(range) => {
+                    self.make_hole(fd, offset + range.start as u64..offset + range.end as u64)?;
+                }
             }
         }
         Ok(())
     }
 
     /// A new file is all hole until something is written; in another one whatever is there has to go.
-    fn make_hole(&self, fd: &OwnedFd, offset: u64, zeros: &[u8]) -> Result<()> {
+    fn make_hole(&self, fd: &OwnedFd, range: Range<u64>) -> Result<()> {
         if self.how != How::InPlace {
             return Ok(());
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(fd, punch, offset, zeros.len() as u64) {
+        match rustix::fs::fallocate(fd, punch, range.start, range.end - range.start) {
             Ok(()) => Ok(()),
-            Err(_) => self.write(fd, zeros, offset),
+            Err(_) => self.write_zeros(fd, range),
         }
     }
 
@@ -348,9 +391,8 @@ impl<'a> File<'a> {
         drop(state);
         self.run.progress.file_done();
         for (directory, name) in links {
-            match link(&self.directory, &self.name, &directory, &name) {
-                Ok(()) => self.run.progress.file_done(),
-                Err(error) => self.run.entry_failed(&directory, &name, error),
+            if let Err(error) = link_there(self.run, &self.directory, &self.name, &directory, &name) {
+                self.run.entry_failed(&directory, &name, error);
             }
             self.run.part_done(&directory);
         }
@@ -376,7 +418,7 @@ impl<'a> File<'a> {
             let _ = self.directory.unlink(&name);
         }
         for (directory, name) in links.into_iter().filter(|_| is_partial || self.temporary.is_some()) {
-            self.run.entry_failed(&directory, &name, self.lost(&directory, &name));
+            self.run.entry_failed(&directory, &name, lost(&directory, &name));
             match self.temporary {
                 // It has not been made, and what is there stays.
                 Some(_) => self.run.part_done(&directory),
@@ -434,28 +476,10 @@ impl Destination for File<'_> {
     }
 
     fn zeros(&self, offset: u64, length: u64) -> ControlFlow<()> {
-        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-        let is_hole = self.run.options.sparse
-            && length >= sparse::WORTHWHILE as u64
-            && self.attributes.extras.as_ref().is_none_or(|extras| extras.holes.iter().next().is_none());
-        if is_hole && self.how != How::InPlace {
-            if offset.checked_add(length).is_none_or(|end| end > self.size) {
-                return self.fail(self.wrong_size("more"));
-            }
-            self.run.progress.bytes_done(length);
-            return self.go_on(self.handle().map(drop));
+        match length <= ZEROS.len() as u64 {
+            true => self.deliver(offset, &ZEROS[..length as usize]),
+            false => self.go_on(self.take_zeros(offset, length)),
         }
-        if length <= ZEROS.len() as u64 {
-            return self.deliver(offset, &ZEROS[..length as usize]);
-        }
-        self.go_on(self.handle().map(drop))?;
-        let mut done = 0;
-        while done < length {
-            let step = (length - done).min(ZEROS.len() as u64);
-            self.deliver(offset + done, &ZEROS[..step as usize])?;
-            done += step;
-        }
-        ControlFlow::Continue(())
     }
 
     fn kept(&self, _: u64, length: u64) -> ControlFlow<()> {

@@ -1,28 +1,28 @@
-//! What has no bytes of its own: further names of files, symbolic links, devices, pipes, sockets.
+//! Further names of files, links and special files.
 
 use super::Run;
-use super::attributes::{Attributes, Before, On};
-use super::files::{File, How};
-use super::target::{Directory, Given};
+use super::files::File;
+use super::places::{Key, Places};
+use super::special::Link;
+use super::target::Directory;
 use crate::{Error, Result};
-use lifeboat_kopia::snapshot::{HardLink, SpecialKind};
-use lifeboat_repository::Destination;
-use parking_lot::Mutex;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::ops::ControlFlow;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The longest target that a link can have on Linux.
-const MAX_LINK: u64 = 4096;
+/// So many groups are kept in memory. Of more, those whose first name is there are written to a file.
+const MOST: usize = 4096;
 
 /// Files that have more names than were found so far.
 #[derive(Default)]
 pub(super) struct HardLinks<'a> {
-    files: HashMap<(u64, u64), Linked<'a>>,
+    files: HashMap<Key, Linked<'a>>,
+    /// With so many in memory it is time to write some to a file.
+    limit: usize,
+    places: Option<Places>,
 }
 
 struct Linked<'a> {
@@ -32,193 +32,229 @@ struct Linked<'a> {
 }
 
 /// The first name of a file.
-enum First<'a> {
-    Restored(Arc<File<'a>>),
-    /// It was there before.
+pub(super) enum First<'a> {
+    File(Arc<File<'a>>),
+    Symlink(Arc<Link<'a>>),
+    /// It is there.
     There(Arc<Directory>, CString),
 }
 
+/// What became of a first name.
+pub(super) enum Settled<'a> {
+    There(&'a Directory, &'a CStr),
+    Lost,
+}
+
+impl First<'_> {
+    /// `None` while it is being restored.
+    fn settled(&self) -> Option<Settled<'_>> {
+        match self {
+            First::File(file) => file.settled(),
+            First::Symlink(link) => link.settled(),
+            First::There(directory, name) => Some(Settled::There(directory, name)),
+        }
+    }
+}
+
 impl<'a> HardLinks<'a> {
-    /// Remembers a file that is being restored.
-    pub(super) fn add_file(&mut self, group: &HardLink, file: &Arc<File<'a>>) {
-        self.add(group, First::Restored(file.clone()));
+    /// Remembers the first of so many names.
+    pub(super) fn add(&mut self, key: Key, names: u64, first: First<'a>, directory: &Directory) {
+        // Whoever does not say how many there are may have any number.
+        let left = if names == 0 { u64::MAX } else { names - 1 };
+        if left == 0 {
+            return;
+        }
+        self.files.insert(key, Linked { first, left });
+        if self.files.len() > self.limit.max(MOST) {
+            self.put_away(directory);
+            // What is being restored stays, and is not looked at again for each that comes.
+            self.limit = self.files.len() * 2;
+        }
     }
 
-    /// Remembers a file that was there before.
-    pub(super) fn add_there(&mut self, group: &HardLink, directory: &Arc<Directory>, name: &CStr) {
-        self.add(group, First::There(directory.clone(), name.to_owned()));
-    }
-
-    fn add(&mut self, group: &HardLink, first: First<'a>) {
-        self.files.insert(group.group(), Linked { first, left: group.names.saturating_sub(1) });
+    /// Writes to a file what need not be in memory. If that cannot be done, it stays there.
+    fn put_away(&mut self, directory: &Directory) {
+        let target = directory.target();
+        if self.places.is_none() {
+            self.places = Places::new(&target).ok();
+        }
+        let Some(places) = &mut self.places else { return };
+        self.files.retain(|key, linked| {
+            let at = match linked.first.settled() {
+                None => return true,
+                Some(Settled::Lost) => None,
+                Some(Settled::There(directory, name)) => Some((directory, name)),
+            };
+            places.insert(&target, *key, at, linked.left).is_err()
+        });
     }
 
     /// Makes `name` another name of its file; `false` if it is the first.
     pub(super) fn add_name(
         &mut self,
-        group: &HardLink,
+        run: &Run<'_>,
+        key: Key,
         directory: &Arc<Directory>,
         name: &CStr,
     ) -> Result<bool> {
-        let Some(linked) = self.files.get_mut(&group.group()) else { return Ok(false) };
+        let Some(linked) = self.files.get_mut(&key) else {
+            return self.add_name_of_place(run, key, directory, name);
+        };
         linked.left = linked.left.saturating_sub(1);
         let outcome = match &linked.first {
-            First::Restored(file) => file.link(directory, name.to_owned()),
-            First::There(first, first_name) => link(first, first_name, directory, name),
+            First::File(file) => file.link(directory, name.to_owned()),
+            First::Symlink(link) => link.link(directory, name.to_owned()),
+            First::There(first, first_name) => link_there(run, first, first_name, directory, name),
         };
         // Nobody else will ask for it.
         if linked.left == 0 {
-            self.files.remove(&group.group());
+            self.files.remove(&key);
         }
         outcome.map(|()| true)
     }
-}
 
-/// Gives a file another name; what has that name goes, unless it is the file.
-pub(super) fn link(from: &Directory, first: &CStr, to: &Directory, name: &CStr) -> Result<()> {
-    let failed = |e: Errno| to.failed("link", name, e);
-    let (from_fd, to_fd) = (from.fd()?, to.fd()?);
-    let link = || rustix::fs::linkat(&from_fd, first, &to_fd, name, AtFlags::empty());
-    match link() {
-        Err(Errno::EXIST) => {
-            let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
-            if from.stat(first)?.map(identity) == to.stat(name)?.map(identity) {
-                return Ok(());
-            }
-            to.unlink(name)?;
-            link().map_err(failed)
+    /// The same for a file that is not in memory.
+    fn add_name_of_place(
+        &mut self,
+        run: &Run<'_>,
+        key: Key,
+        directory: &Directory,
+        name: &CStr,
+    ) -> Result<bool> {
+        let Some(places) = &mut self.places else { return Ok(false) };
+        let failed = |e: Errno| directory.failed("find the other names of", name, e);
+        let Some(found) = places.take(key).map_err(failed)? else { return Ok(false) };
+        if found.is_lost() {
+            return Err(lost(directory, name));
         }
-        outcome => outcome.map_err(failed),
+        let (from, first) = places.open(&directory.target(), &found).map_err(failed)?;
+        count(run, link_at(&from, &first, directory, name)?);
+        Ok(true)
+    }
+
+    /// How many groups are in memory.
+    #[cfg(test)]
+    pub(super) fn in_memory(&self) -> usize {
+        self.files.len()
     }
 }
 
-/// Sets the attributes of a file whose bytes are right already.
-pub(super) fn set_attributes(
+/// Gives what is there another name, and counts it.
+pub(super) fn link_there(
     run: &Run<'_>,
-    directory: &Directory,
+    from: &Directory,
+    first: &CStr,
+    to: &Directory,
     name: &CStr,
-    attributes: &Attributes,
 ) -> Result<()> {
-    let fd = directory.open(name, OFlags::RDONLY)?;
-    run.set_attributes(directory, Some(name), attributes, On::Open(fd.as_fd()), Before::Old)
-}
-
-/// Makes a device, pipe or socket.
-pub(super) fn make_special(
-    run: &Run<'_>,
-    directory: &Directory,
-    name: &CStr,
-    attributes: &Attributes,
-    how: How,
-) -> Result<()> {
-    let Some(extras) = attributes.extras.as_deref() else { return Ok(()) };
-    let file_type = match &extras.kind {
-        Some(SpecialKind::Fifo) => FileType::Fifo,
-        Some(SpecialKind::Socket) => FileType::Socket,
-        Some(SpecialKind::CharDevice) => FileType::CharacterDevice,
-        Some(SpecialKind::BlockDevice) => FileType::BlockDevice,
-        other => {
-            let source = std::io::Error::other(format!("it is of the unknown kind {other:?}"));
-            return Err(Error::File { action: "create", path: directory.join(name), source });
-        }
-    };
-    let device = extras.device.clone().unwrap_or_default();
-    let device = rustix::fs::makedev(device.major, device.minor);
-    if how == (How::New { replaces: true }) {
-        directory.unlink(name)?;
-    }
-    let fd = directory.fd()?;
-    let mode = Mode::RUSR | Mode::WUSR;
-    match rustix::fs::mknodat(&fd, name, file_type, mode, device) {
-        // Devices are for those who may make them.
-        Err(Errno::PERM) if run.keep.ignore_permission_errors => {
-            run.tally.skipped();
-            return Ok(());
-        }
-        outcome => outcome.map_err(|e| directory.failed("create", name, e))?,
-    }
-    let on = On::Named { directory: fd.as_fd(), name, is_link: false };
-    set_new(run, directory, name, attributes, on)
-}
-
-/// Sets the attributes of something that was just made and cannot be opened.
-fn set_new(
-    run: &Run<'_>,
-    directory: &Directory,
-    name: &CStr,
-    attributes: &Attributes,
-    on: On<'_>,
-) -> Result<()> {
-    let Some(stat) = directory.stat(name)? else {
-        return Err(directory.failed("examine", name, Errno::NOENT));
-    };
-    let given = match on {
-        On::Named { is_link: false, .. } => Given::by(directory.fd()?, &stat),
-        // Links have no access control lists.
-        _ => Given::of(&stat),
-    };
-    run.set_attributes(directory, Some(name), attributes, on, Before::New(given))?;
-    run.progress.file_done();
+    let from = from.fd()?;
+    count(run, link_at(&from, first, to, name)?);
     Ok(())
 }
 
-/// A symbolic link, whose target is an object.
-pub(super) struct Link<'a> {
-    run: &'a Run<'a>,
-    directory: Arc<Directory>,
-    name: CString,
-    attributes: Attributes,
-    how: How,
-    target: Mutex<Vec<u8>>,
-}
-
-impl<'a> Link<'a> {
-    /// A link in `directory`, which waits for it.
-    pub(super) fn new(
-        run: &'a Run<'a>,
-        directory: &Arc<Directory>,
-        name: CString,
-        attributes: Attributes,
-        how: How,
-    ) -> Self {
-        directory.expect();
-        Link { run, directory: directory.clone(), name, attributes, how, target: Mutex::default() }
-    }
-
-    fn make(&self) -> Result<()> {
-        let target = std::mem::take(&mut *self.target.lock());
-        let failed = |e: Errno| self.directory.failed("create the link", &self.name, e);
-        let target = CString::new(target).map_err(|_| failed(Errno::INVAL))?;
-        if self.how == (How::New { replaces: true }) {
-            self.directory.unlink(&self.name)?;
-        }
-        let fd = self.directory.fd()?;
-        rustix::fs::symlinkat(&target, &fd, &self.name).map_err(failed)?;
-        let on = On::Named { directory: fd.as_fd(), name: &self.name, is_link: true };
-        set_new(self.run, &self.directory, &self.name, &self.attributes, on)
+fn count(run: &Run<'_>, is_new: bool) {
+    match is_new {
+        true => run.progress.file_done(),
+        false => run.tally.skipped(),
     }
 }
 
-impl Destination for Link<'_> {
-    fn deliver(&self, offset: u64, bytes: &[u8]) -> ControlFlow<()> {
-        let mut target = self.target.lock();
-        // What is longer cannot be a link; that is found when it is made.
-        let end = (offset.saturating_add(bytes.len() as u64)).min(MAX_LINK + 1) as usize;
-        let start = (offset.min(end as u64)) as usize;
-        if target.len() < end {
-            target.resize(end, b'x');
+/// Gives a file another name; what has that name goes, unless it is the file. Tells whether the name is new.
+pub(super) fn link_at(from: &OwnedFd, first: &CStr, to: &Directory, name: &CStr) -> Result<bool> {
+    let failed = |e: Errno| to.failed("link", name, e);
+    let to_fd = to.fd()?;
+    // Without a flag that says so, what is a symbolic link is not followed.
+    let link = || rustix::fs::linkat(from, first, &to_fd, name, AtFlags::empty());
+    match link() {
+        Err(Errno::EXIST) => {
+            let identity = |stat: Stat| (stat.st_dev, stat.st_ino);
+            let stat = rustix::fs::statat(from, first, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+            if Some(identity(stat)) == to.stat(name)?.map(identity) {
+                return Ok(false);
+            }
+            to.unlink(name)?;
+            link().map_err(failed)?;
         }
-        target[start..end].copy_from_slice(&bytes[..end - start]);
-        ControlFlow::Continue(())
+        outcome => outcome.map_err(failed)?,
+    }
+    Ok(true)
+}
+
+/// Why another name of what could not be restored is not there.
+pub(super) fn lost(directory: &Directory, name: &CStr) -> Error {
+    let source = std::io::Error::other("the file that it is another name of could not be restored");
+    Error::File { action: "link", path: directory.join(name), source }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+
+    fn name(number: u64) -> CString {
+        CString::new(format!("file {number}")).unwrap()
     }
 
-    fn finished(&self, outcome: lifeboat_repository::Result<u64>) {
-        if let Err(error) = outcome.map_err(Error::from).and_then(|_| self.make()) {
-            match super::is_fatal(&error) {
-                true => return self.run.stop_with(error),
-                false => self.run.entry_failed(&self.directory, &self.name, error),
+    /// Ten thousand groups in ten directories, one of which is moved away and has a link in its place.
+    #[test]
+    fn what_is_too_much_for_memory_is_found_again_and_never_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("target");
+        std::fs::create_dir(&target).unwrap();
+        let top = Arc::new(Directory::top(&target, false, None).unwrap());
+        let above = Arc::new(top.child(c"above".into(), false, None));
+        let mut links = HardLinks::default();
+        for directory in 0..10 {
+            let directory = Arc::new(above.child(name(directory), false, None));
+            for number in 0..1000 {
+                directory.create(&name(number), 0o600, None).unwrap();
+                let first = First::There(directory.clone(), name(number));
+                let inode = directory.stat(&name(number)).unwrap().unwrap().st_ino;
+                links.add((0, inode, 0), 3, first, &top);
+                assert!(links.in_memory() <= MOST);
             }
         }
-        self.run.part_done(&self.directory);
+        let inode = |path: &std::path::Path| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata(path).unwrap().ino()
+        };
+        let mut places = links.places.take().unwrap();
+        let fd = top.target();
+        let mut found = 0;
+        for directory in 0..10 {
+            for number in 0..1000 {
+                let path = target.join(format!("above/file {directory}/file {number}"));
+                let key = (0, inode(&path), 0);
+                if links.files.contains_key(&key) {
+                    continue;
+                }
+                found += 1;
+                for other in ["second", "third"] {
+                    let place = places.take(key).unwrap().unwrap();
+                    let (from, first) = places.open(&fd, &place).unwrap();
+                    let other = CString::new(format!("{other} {directory} {number}")).unwrap();
+                    assert!(link_at(&from, &first, &top, &other).unwrap());
+                    assert_eq!(inode(&target.join(other.to_str().unwrap())), key.1);
+                }
+                assert_eq!(places.take(key).unwrap(), None, "all names have come");
+            }
+        }
+        assert!(found >= 10_000 - MOST, "{found}");
+        // Of another kind, and of another file system.
+        let key = (0, inode(&target.join("above/file 0/file 0")), 0);
+        for unknown in [(0, key.1, 1), (1, key.1, 0)] {
+            assert_eq!(places.take(unknown).unwrap(), None);
+        }
+        places.insert(&fd, (7, 7, 7), None, 1).unwrap();
+        assert!(places.take((7, 7, 7)).unwrap().unwrap().is_lost());
+
+        let directory = Arc::new(top.child(c"later".into(), false, None));
+        directory.create(c"file", 0o600, None).unwrap();
+        places.insert(&fd, (8, 8, 8), Some((&directory, c"file")), 1).unwrap();
+        std::fs::rename(target.join("later"), folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("../elsewhere", target.join("later")).unwrap();
+        let place = places.take((8, 8, 8)).unwrap().unwrap();
+        assert!(places.open(&fd, &place).is_err());
     }
 }

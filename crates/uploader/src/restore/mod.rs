@@ -9,8 +9,10 @@ mod files;
 mod filter;
 mod links;
 mod overwrite;
+mod places;
 mod shallow;
 pub(crate) mod sparse;
+mod special;
 pub(crate) mod target;
 mod verify;
 mod walk;
@@ -184,7 +186,7 @@ struct Run<'a> {
     cancel: &'a Cancel,
     keep: Keep,
     /// What files are called before they are whole, if that is not what they will be called.
-    temporary: Option<TemporaryNames>,
+    temporary: TemporaryNames,
     tally: Tally,
     stopped: AtomicBool,
     fatal: Mutex<Option<Error>>,
@@ -213,7 +215,7 @@ impl<'a> Run<'a> {
             progress,
             cancel,
             keep,
-            temporary: options.atomic.then(TemporaryNames::new),
+            temporary: TemporaryNames::new(),
             tally: Tally::default(),
             stopped: AtomicBool::new(false),
             fatal: Mutex::default(),

@@ -27,7 +27,8 @@ pub enum Existing {
     /// It is removed, and a new one takes its place.
     #[default]
     Replace,
-    /// Of files with the same size and time nothing is read; into others only what differs is written, in place. This
+    /// Of files with the same size and time nothing is read; into others only what differs is written, in place. One that
+    /// has several names is replaced as a whole, when the new one is whole: nobody knows whose the other names are. This
     /// also resumes a restore that was interrupted.
     Update,
 }
@@ -105,10 +106,10 @@ pub(super) fn decide(
             let on = On::Named { directory: fd.as_fd(), name, is_link: false };
             match run.keep.are_set(attributes, on).map_err(|e| directory.failed("examine", name, e))? {
                 true => Ok(Decision::There { has_attributes: true }),
-                false => Ok(REPLACE),
+                false => Ok(Decision::Restore(How::Aside)),
             }
         }
-        false => Ok(REPLACE),
+        false => Ok(Decision::Restore(How::Aside)),
     }
 }
 
@@ -133,8 +134,7 @@ impl Names {
 pub(super) fn delete_extra(run: &Run<'_>, directory: &Directory, names: &Names) -> Result<()> {
     let fd = directory.fd()?;
     for name in list(fd.as_fd()).map_err(|e| Error::file("list", &directory.path(), e))? {
-        let is_ours = run.temporary.as_ref().is_some_and(|temporary| temporary.has(&name));
-        if names.contains(name.to_bytes()) || is_ours {
+        if names.contains(name.to_bytes()) || run.temporary.has(&name) {
             continue;
         }
         if let Err(error) = remove_entry(run, directory, &name) {

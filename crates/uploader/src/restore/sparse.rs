@@ -51,6 +51,24 @@ pub(crate) fn segments(recorded: Option<&Holes>, offset: u64, bytes: &[u8]) -> V
     segments.end(bytes.len())
 }
 
+/// The same for a range that is known to be all zeros: whether each part of it is a hole.
+pub(super) fn zeros(recorded: Option<&Holes>, range: Range<u64>) -> Vec<(Range<u64>, bool)> {
+    let Some(holes) = recorded.filter(|holes| holes.iter().next().is_some()) else {
+        return vec![(range, true)];
+    };
+    let mut parts = Vec::new();
+    let mut done = range.start;
+    for hole in holes.iter().take_while(|hole| hole.offset < range.end) {
+        let from = hole.offset.clamp(done, range.end);
+        let to = hole.offset.saturating_add(hole.length).clamp(from, range.end);
+        parts.extend([(done..from, false), (from..to, true)]);
+        done = to;
+    }
+    parts.push((done..range.end, false));
+    parts.retain(|(part, _)| !part.is_empty());
+    parts
+}
+
 struct Segments {
     segments: Vec<Segment>,
     done: usize,
@@ -114,6 +132,19 @@ mod tests {
             [Segment::Hole(0..1500), Segment::Data(1500..10_000)],
             "a hole with data in it is data"
         );
+        let parts = zeros(Some(&holes(&[(0, 500), (1000, 1500), (8_000, 50_000)])), 400..9000);
+        assert_eq!(
+            parts,
+            [
+                (400..500, true),
+                (500..1000, false),
+                (1000..2500, true),
+                (2500..8000, false),
+                (8000..9000, true)
+            ]
+        );
+        assert_eq!(zeros(Some(&holes(&[(0, 100)])), 400..900), [(400..900, false)]);
+        assert_eq!(zeros(None, 400..900), [(400..900, true)]);
         let later = segments(Some(&holes(&[(0, 100)])), 5000, &bytes);
         assert_eq!(later, [Segment::Data(0..10_000)]);
     }

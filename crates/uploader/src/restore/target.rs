@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Flags for opening something that must not be a link. A pipe that took its place does not block us.
@@ -121,6 +121,8 @@ pub(super) struct Directory {
     outstanding: AtomicUsize,
     /// What files got that were created with a mode.
     given: Mutex<Vec<(u32, Given)>>,
+    /// Where its name is written, if it is; 0 if not.
+    noted: AtomicU64,
     pub(super) depth: usize,
 }
 
@@ -178,8 +180,18 @@ impl Directory {
             attributes,
             outstanding: AtomicUsize::new(1),
             given: Mutex::default(),
+            noted: AtomicU64::new(0),
             depth,
         }
+    }
+
+    /// Where its name is written; 0 if nowhere.
+    pub(super) fn noted(&self) -> u64 {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note(&self, place: u64) {
+        self.noted.store(place, Ordering::Relaxed);
     }
 
     /// What is open in the whole target.
@@ -233,10 +245,19 @@ impl Directory {
     }
 
     fn top_path(&self) -> &Path {
+        self.the_top().0
+    }
+
+    /// The open target.
+    pub(super) fn target(&self) -> Arc<OwnedFd> {
+        self.the_top().1.clone()
+    }
+
+    fn the_top(&self) -> (&Path, &Arc<OwnedFd>) {
         let mut at = self;
         loop {
             match &at.place {
-                Place::Top { path, .. } => return path,
+                Place::Top { path, fd } => return (path, fd),
                 Place::In { parent, .. } => at = parent,
             }
         }
@@ -303,6 +324,12 @@ impl Directory {
         .map_err(|e| self.failed("open", name, e))
     }
 
+    /// Opens a file that is there for reading, if its mode lets us: nothing about it changes.
+    pub(super) fn open_unchanged(&self, name: &CStr) -> Result<OwnedFd> {
+        rustix::fs::openat(&self.fd()?, name, OFlags::RDONLY | SAFE, Mode::empty())
+            .map_err(|e| self.failed("open", name, e))
+    }
+
     /// Creates a file that must not be there. If it will have `owner` anyway it may have `mode` from the start, else it
     /// is private until it has another owner. What it got is asked for once for each mode, and then known.
     pub(super) fn create(
@@ -358,6 +385,9 @@ impl Directory {
 
 /// Opens a file whose mode does not let its owner, who has the right to change that, and does so for the moment.
 fn open_own(directory: &OwnedFd, name: &CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    // Of two that change the mode of one file, the second would take what it is for the moment for what it was.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock();
     let place = rustix::fs::openat(
         directory,
         name,
@@ -365,7 +395,8 @@ fn open_own(directory: &OwnedFd, name: &CStr, flags: OFlags) -> rustix::io::Resu
         Mode::empty(),
     )?;
     let stat = rustix::fs::fstat(&place)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+    // The kernel takes set-group-id from whoever changes a mode and is not of the group, and does not give it back.
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_mode & 0o2000 != 0 {
         return Err(Errno::ACCESS);
     }
     // By this path it is the same file, whatever has its name meanwhile.

@@ -8,7 +8,7 @@ use crate::io::fills;
 use crate::{Error, Result};
 use lifeboat_kopia::snapshot::{DirEntry, EntryType};
 use lifeboat_repository::{Destination, Id, Wanted};
-use rustix::fs::{Advice, FileType, OFlags};
+use rustix::fs::{Advice, FileType};
 use std::ffi::CString;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ impl<'a> Check<'a> {
     /// The file, not as the kernel remembers it but, as far as the kernel can be moved to, as the disk has it.
     fn open(&self) -> Result<Arc<OwnedFd>> {
         self.directory.files().get(&self.slot, || {
-            let fd = self.directory.open(&self.name, OFlags::RDONLY)?;
+            let fd = self.directory.open_unchanged(&self.name)?;
             let _ = rustix::fs::fadvise(&fd, 0, None, Advice::DontNeed);
             Ok(fd)
         })
@@ -81,7 +81,11 @@ impl Destination for Check<'_> {
         if self.read_back(offset, &mut there) && there == bytes {
             return self.kept(offset, bytes.len() as u64);
         }
-        self.differs(&format!("the bytes from {offset} on"));
+        let readable = if self.is_link { Ok(()) } else { self.open().map(drop) };
+        match readable {
+            Ok(()) => self.differs(&format!("the bytes from {offset} on")),
+            Err(error) => self.run.entry_failed(&self.directory, &self.name, error),
+        }
         ControlFlow::Break(())
     }
 

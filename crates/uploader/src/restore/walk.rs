@@ -5,14 +5,16 @@
 
 use super::attributes::Attributes;
 use super::files::File;
-use super::links::{HardLinks, Link, make_special, set_attributes};
+use super::links::{First, HardLinks};
 use super::overwrite::{Decision, Names, decide, delete_extra};
+use super::places::Key;
 use super::shallow;
+use super::special::{Link, make_special, set_attributes};
 use super::target::Directory;
 use super::verify::Check;
 use super::{MAX_DEPTH, Run};
 use crate::{Error, Result};
-use lifeboat_kopia::snapshot::{DirEntry, DirParser, EntryType};
+use lifeboat_kopia::snapshot::{DirEntry, DirParser, EntryType, SpecialKind};
 use lifeboat_repository::{Id, ObjectReader, Wanted};
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -232,6 +234,18 @@ impl<'a> Walk<'a> {
         })
     }
 
+    /// Remembers the first name of what may have others.
+    fn remember(
+        &mut self,
+        group: Option<(Key, u64)>,
+        directory: &Arc<Directory>,
+        first: impl FnOnce() -> First<'a>,
+    ) {
+        if let Some((key, names)) = group {
+            self.links.add(key, names, first(), directory);
+        }
+    }
+
     fn restore(
         &mut self,
         directory: &Arc<Directory>,
@@ -240,10 +254,10 @@ impl<'a> Walk<'a> {
     ) -> Result<Option<Wanted<'a>>> {
         let attributes = Attributes::of(&mut entry);
         let decision = decide(self.run, directory, &name, &entry.entry_type, entry.size, &attributes)?;
-        let group = attributes.extras.as_ref().and_then(|extras| extras.hard_link.clone());
-        if let Some(group) = &group
+        let group = group_of(&entry.entry_type, &attributes);
+        if let Some((key, _)) = group
             && !matches!(decision, Decision::Skip)
-            && self.links.add_name(group, directory, &name)?
+            && self.links.add_name(self.run, key, directory, &name)?
         {
             return Ok(None);
         }
@@ -258,10 +272,8 @@ impl<'a> Walk<'a> {
                     set_attributes(self.run, directory, &name, &attributes)?;
                 }
                 shallow::forget(directory, &name)?;
-                if let Some(group) = &group {
-                    self.links.add_there(group, directory, &name);
-                }
                 self.run.tally.skipped();
+                self.remember(group, directory, || First::There(directory.clone(), name));
                 return Ok(None);
             }
         };
@@ -269,20 +281,21 @@ impl<'a> Walk<'a> {
         let is_special = attributes.extras.as_ref().is_some_and(|extras| extras.kind.is_some());
         match entry.entry_type {
             EntryType::File if is_special => {
-                make_special(self.run, directory, &name, &attributes, how)?;
+                if make_special(self.run, directory, &name, &attributes, how)? {
+                    self.remember(group, directory, || First::There(directory.clone(), name));
+                }
                 Ok(None)
             }
             EntryType::File => {
                 let file = Arc::new(File::new(self.run, directory, name, entry.size, attributes, how));
-                if let Some(group) = &group {
-                    self.links.add_file(group, &file);
-                }
+                self.remember(group, directory, || First::File(file.clone()));
                 let compare = file.compares();
                 Ok(Some(Wanted { id, to: file, compare }))
             }
             EntryType::Symlink => {
-                let link = Link::new(self.run, directory, name, attributes, how);
-                Ok(Some(Wanted { id, to: Arc::new(link), compare: false }))
+                let link = Arc::new(Link::new(self.run, directory, name, attributes, how));
+                self.remember(group, directory, || First::Symlink(link.clone()));
+                Ok(Some(Wanted { id, to: link, compare: false }))
             }
             other => {
                 let source = std::io::Error::other(format!("the unknown type {other:?}"));
@@ -290,6 +303,24 @@ impl<'a> Walk<'a> {
             }
         }
     }
+}
+
+/// What the names of the file of an entry have in common, and how many it had; `None` if this is its only one.
+fn group_of(entry_type: &EntryType, attributes: &Attributes) -> Option<(Key, u64)> {
+    let extras = attributes.extras.as_deref()?;
+    let link = extras.hard_link.as_ref()?;
+    // A number that another file was given meanwhile must not make a pipe of it.
+    let kind = match (&extras.kind, entry_type) {
+        (None, EntryType::Symlink) => 1,
+        (None, _) => 0,
+        (Some(SpecialKind::Fifo), _) => 2,
+        (Some(SpecialKind::Socket), _) => 3,
+        (Some(SpecialKind::CharDevice), _) => 4,
+        (Some(SpecialKind::BlockDevice), _) => 5,
+        (Some(SpecialKind::Other(_)), _) => 6,
+    };
+    let (file_system, number) = link.group();
+    Some(((file_system, number, kind), link.names))
 }
 
 impl<'a> Iterator for Walk<'a> {
@@ -307,8 +338,11 @@ impl<'a> Iterator for Walk<'a> {
                 Err(error) => {
                     let is_broken = self.levels.last().is_none_or(|level| level.parser.is_broken())
                         || !matches!(error, Error::Model(_));
-                    if let Some(level) = self.levels.last() {
-                        self.directory_failed(&level.directory.clone(), error);
+                    if let Some(level) = self.levels.last_mut() {
+                        // What could not be read may name anything that is there.
+                        level.names = None;
+                        let directory = level.directory.clone();
+                        self.directory_failed(&directory, error);
                     }
                     if is_broken {
                         self.leave(false);

@@ -1,6 +1,6 @@
 //! Everything that a snapshot carries comes back.
 
-use crate::fixture::{Fixture, noise};
+use crate::fixture::{Fixture, is_root, noise, with_extras};
 use lifeboat_kopia::gojson::Base64;
 use lifeboat_kopia::snapshot::{
     DeviceNumber, DirEntry, ExactTime, Extras, GoMode, HardLink, Hole, Holes, SpecialKind, XattrName,
@@ -14,15 +14,6 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-fn with_extras(mut entry: DirEntry, extras: Extras) -> DirEntry {
-    entry.extras = Some(Box::new(extras));
-    entry
-}
 
 /// Version 2; owner rw-, user 1234 r--, group r--, mask rw-, others ---.
 fn access_control_list() -> Vec<u8> {

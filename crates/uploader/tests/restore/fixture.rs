@@ -9,7 +9,7 @@ use lifeboat_kopia::format::{CreateOptions, Password};
 use lifeboat_kopia::policy::Policy;
 use lifeboat_kopia::repo::{InitialState, OpenOptions, Repository as Engine};
 use lifeboat_kopia::snapshot::{
-    DIRECTORY_PREFIX, DirEntry, DirSummary, DirWriter, EntryType, GoMode, SourceInfo,
+    DIRECTORY_PREFIX, DirEntry, DirSummary, DirWriter, EntryType, Extras, GoMode, SourceInfo,
 };
 use lifeboat_repository::kopia::KopiaRepository;
 use lifeboat_repository::{DataType, ObjectWriteOptions, Repository};
@@ -156,6 +156,15 @@ fn options(store: &Arc<dyn BlobStore>, budget: &Budget) -> OpenOptions {
         budget: budget.clone(),
         ..OpenOptions::new(store.clone(), Password::new("a password"), identity)
     }
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+pub fn with_extras(mut entry: DirEntry, extras: Extras) -> DirEntry {
+    entry.extras = Some(Box::new(extras));
+    entry
 }
 
 /// The report of a restore that failed for some entries, with their paths.

@@ -205,6 +205,27 @@ fn damaged_listings_and_missing_objects_fail_what_they_concern() {
     assert!(fixture.path("target/missing").is_dir());
 }
 
+/// Nobody knows which of the names that are there it has.
+#[test]
+fn nothing_is_extra_beside_an_entry_that_is_not_understood() {
+    let fixture = Fixture::new();
+    let mut listing = br#"{"stream":"kopia:directory","entries":["#.to_vec();
+    listing.extend(lifeboat_kopia::gojson::to_string(&fixture.file("first", b"1")).unwrap().into_bytes());
+    listing.extend(br#",{"name":"kept","type":"f","mode":7,"obj":5}],"summary":{}}"#);
+    let root = fixture.directory("root", &[fixture.directory_of("sub", &listing)]);
+    let target = fixture.path("target");
+    fs::create_dir_all(target.join("sub")).unwrap();
+    for name in ["sub/kept", "sub/extra", "extra"] {
+        fs::write(target.join(name), "there before").unwrap();
+    }
+    let options = RestoreOptions { delete_extra: true, ..RestoreOptions::new(&target) };
+    let (_, paths) = failures(fixture.restore_with(&root, &options));
+    assert_eq!(paths, ["sub"]);
+    assert_eq!(fs::read(target.join("sub/first")).unwrap(), b"1");
+    assert!(target.join("sub/kept").exists() && target.join("sub/extra").exists());
+    assert!(!target.join("extra").exists(), "that listing is whole");
+}
+
 #[test]
 fn a_tree_that_is_too_deep_for_any_path_is_cut_with_a_clear_error() {
     let fixture = Fixture::new();

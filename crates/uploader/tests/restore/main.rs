@@ -6,4 +6,6 @@ mod faults;
 mod fidelity;
 mod fixture;
 mod hostile;
+mod names;
+mod owner;
 mod policies;
