@@ -27,7 +27,7 @@ pub struct Compare {
     pub directory_times: bool,
     /// Mode, owner and time of the top directory itself.
     pub top: bool,
-    /// Whether two names of one file are still one file.
+    /// Whether two names of one file, link or special file are still one.
     pub hard_links: bool,
 }
 
@@ -125,9 +125,9 @@ impl Entry {
             if self.size == other.size {
                 differ("content", digest(contents.left)?, digest(contents.right)?);
             }
-            if compare.hard_links {
-                differ("first name", format!("{:?}", self.first_name), format!("{:?}", other.first_name));
-            }
+        }
+        if compare.hard_links {
+            differ("first name", format!("{:?}", self.first_name), format!("{:?}", other.first_name));
         }
         if path.as_os_str().is_empty() && !compare.top {
             return Ok(());
@@ -291,6 +291,30 @@ mod tests {
 
         let hard = after(|top| fs::hard_link(some_file(top), top.join("zz")).unwrap());
         assert!(hard.iter().any(|line| line.contains("first name")), "{hard:?}");
+
+        let dir = two_trees();
+        for (top, is_one) in [("a", true), ("b", false)] {
+            let top = dir.path().join(top);
+            let special = |name: &str| {
+                let kind = rustix::fs::FileType::Fifo;
+                rustix::fs::mknodat(rustix::fs::CWD, top.join(name), kind, 0o600.into(), 0).unwrap();
+            };
+            symlink("elsewhere", top.join("x1")).unwrap();
+            special("y1");
+            match is_one {
+                true => ["x", "y"].iter().for_each(|name| {
+                    fs::hard_link(top.join(format!("{name}1")), top.join(format!("{name}2"))).unwrap();
+                }),
+                false => {
+                    symlink("elsewhere", top.join("x2")).unwrap();
+                    special("y2");
+                }
+            }
+        }
+        let several = differences(&dir.path().join("a"), &dir.path().join("b"), Compare::exact()).unwrap();
+        for name in ["x1: first", "x2: first", "y1: first", "y2: first"] {
+            assert!(several.iter().any(|line| line.starts_with(name)), "{several:?}");
+        }
 
         let touched = after(|top| {
             let file = File::open(some_file(top)).unwrap();

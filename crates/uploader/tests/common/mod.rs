@@ -185,6 +185,23 @@ pub fn root_object(snapshot: &SnapshotManifest) -> &str {
     snapshot.root_object().unwrap()
 }
 
+/// Where a file has data: where each stretch of it begins and ends.
+pub fn extents(path: &Path) -> Vec<(u64, u64)> {
+    let file = std::fs::File::open(path).unwrap();
+    let seek = |to| match rustix::fs::seek(&file, to) {
+        Ok(place) => Some(place),
+        Err(rustix::io::Errno::NXIO) => None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(data) = seek(rustix::fs::SeekFrom::Data(at)) {
+        at = seek(rustix::fs::SeekFrom::Hole(data)).unwrap();
+        found.push((data, at));
+    }
+    found
+}
+
 pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
     std::fs::write(path, bytes).unwrap();
 }
