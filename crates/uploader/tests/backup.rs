@@ -246,42 +246,6 @@ fn data_that_is_lost_is_read_again_although_the_file_is_as_it_was() {
 }
 
 #[test]
-fn a_directory_with_a_hundred_thousand_entries_is_listed_in_order() {
-    let place = Place::new();
-    for number in 0..100_000u64 {
-        let name = format!("{:05}-{}", number * 48_271 % 100_000, "x".repeat(30));
-        fs::File::create(place.source().join(name)).unwrap();
-    }
-    fs::create_dir(place.source().join("zz")).unwrap();
-    let (snapshot, totals) = place.back_up();
-    assert_eq!(totals.files, 100_000);
-    let opened = place.open();
-    let entries = opened.entries(root_object(&snapshot));
-    assert_eq!(entries.len(), 100_001);
-    assert!(entries.is_sorted_by(|a, b| a.listing_order(b).is_lt()));
-    let (_, totals) = opened.back_up(|_| {});
-    assert_eq!((totals.cached_files, totals.hashed_files), (100_000, 0));
-}
-
-#[test]
-fn a_deep_path_is_walked_to_its_end() {
-    let place = Place::new();
-    let mut directory =
-        rustix::fs::open(place.source(), rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
-    for _ in 0..600 {
-        rustix::fs::mkdirat(&directory, "a_rather_long_name", Mode::RWXU).unwrap();
-        let flags = rustix::fs::OFlags::DIRECTORY;
-        directory = rustix::fs::openat(&directory, "a_rather_long_name", flags, Mode::empty()).unwrap();
-    }
-    let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
-    rustix::fs::openat(&directory, "file", flags, Mode::RUSR).unwrap();
-    let (snapshot, totals) = place.back_up();
-    assert_eq!((totals.directories, totals.files), (601, 1));
-    let opened = place.open();
-    assert_eq!(opened.entry(&snapshot, &"a_rather_long_name/".repeat(600)).summary.unwrap().files, 1);
-}
-
-#[test]
 fn files_that_change_while_they_are_read_are_named_and_do_no_harm() {
     let place = Place::new();
     let paths: Vec<_> = (0..8).map(|n| place.source().join(format!("file-{n}"))).collect();

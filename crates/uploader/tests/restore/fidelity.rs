@@ -9,7 +9,6 @@ use lifeboat_kopia::snapshot::{
 use lifeboat_testkit::tree::{Compare, TreeSpec, assert_same};
 use lifeboat_uploader::{Existing, RestoreOptions};
 use rustix::fs::XattrFlags;
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -81,30 +80,6 @@ fn a_file_that_does_not_become_whole_replaces_none_if_names_come_last() {
         assert_eq!(fs::read(target.join(name)).unwrap(), b"as before");
     }
     assert_eq!(fs::read_dir(&target).unwrap().count(), 2, "nothing else is left");
-}
-
-#[test]
-fn a_hundred_thousand_entries_in_one_directory_come_back() {
-    let fixture = Fixture::new();
-    let contents: Vec<DirEntry> =
-        (0..10u64).map(|seed| fixture.file("x", &noise(seed, seed as usize * 100))).collect();
-    let entries: Vec<DirEntry> = (0..100_000)
-        .map(|number| DirEntry {
-            name: format!("entry-{number:06}").into(),
-            ..contents[number % contents.len()].clone()
-        })
-        .collect();
-    let root = fixture.directory("root", &entries);
-    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let report = fixture.restore(&root, &folder.path().join("target")).unwrap();
-    assert_eq!((report.files, report.bytes), (100_000, 45_000_000));
-    assert!(report.read_bytes < 1 << 20, "equal contents are read once: {report:?}");
-    let found = fs::read_dir(folder.path().join("target")).unwrap();
-    let mut sizes = BTreeMap::new();
-    for entry in found {
-        *sizes.entry(entry.unwrap().metadata().unwrap().len()).or_insert(0) += 1;
-    }
-    assert!(sizes.len() == 10 && sizes.values().all(|count| *count == 10_000), "{sizes:?}");
 }
 
 #[test]
