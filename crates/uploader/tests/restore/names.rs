@@ -37,12 +37,12 @@ fn names_of_one_link_or_special_file_are_one_again() {
         let entries = entries
             .map(|(inode, (name, entry))| named(entry, &format!("{name}{number}"), inode as u64 + 1, 3));
         let mut entries = entries.collect::<Vec<_>>();
-        entries.sort_by(|one, other| one.listing_order(other));
+        entries.sort_by(DirEntry::listing_order);
         entries
     };
     let sub = fixture.directory("sub", &list(1));
     let mut others = [list(2), list(3)].concat();
-    others.sort_by(|one, other| one.listing_order(other));
+    others.sort_by(DirEntry::listing_order);
     let root = fixture.directory("root", &[vec![sub], others].concat());
     let target = fixture.path("target");
     let stat = |name: &str| fs::symlink_metadata(target.join(name)).unwrap();
