@@ -20,11 +20,18 @@ pub(crate) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result
     Ok(filled)
 }
 
+/// The kernel reads no more ahead at a time than it would by itself, and this much for any device.
+const AHEAD_AT_ONCE: u64 = 128 << 10;
+
 /// Has the kernel read what is going to be read next, so that the disk works while the processors do. Memory that it
 /// has none for is not taken, and where it cannot be done, reading takes longer: nothing else depends on it.
 pub(crate) fn read_ahead(file: impl AsFd, range: Range<u64>) {
-    if let Some(length) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
-        let _ = fadvise(file, range.start, Some(length), Advice::WillNeed);
+    let mut at = range.start;
+    while let Some(length) = NonZeroU64::new(range.end.saturating_sub(at).min(AHEAD_AT_ONCE)) {
+        if fadvise(&file, at, Some(length), Advice::WillNeed).is_err() {
+            break;
+        }
+        at += length.get();
     }
 }
 

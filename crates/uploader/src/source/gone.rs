@@ -21,15 +21,24 @@ impl SourceDir {
         if names.is_empty() {
             return Vec::new();
         }
-        let look = |_| match self.look_again(names) {
-            Err(error) => Some(vec![error.is_not_found(); names.len()]),
-            Ok(gone) => gone,
-        };
-        (0..LOOKS).find_map(look).unwrap_or_else(|| vec![true; names.len()])
+        let mut gone = vec![false; names.len()];
+        for _ in 0..LOOKS {
+            match self.look_again(names) {
+                Err(error) => return vec![error.is_not_found(); names.len()],
+                Ok((seen, has_changed)) => {
+                    gone.iter_mut().zip(seen).for_each(|(gone, seen)| *gone |= seen);
+                    if !has_changed {
+                        break;
+                    }
+                }
+            }
+        }
+        gone
     }
 
-    /// One look; `None` if the directory changed meanwhile: a name that comes and goes may be listed and not found, too.
-    fn look_again(&self, names: &[(&CStr, Kind)]) -> Result<Option<Vec<bool>>> {
+    /// One look, and whether the directory changed meanwhile: then a name that comes and goes may be listed and not found,
+    /// too, and only one that is so in every look is still there.
+    fn look_again(&self, names: &[(&CStr, Kind)]) -> Result<(Vec<bool>, bool)> {
         let last_change = || {
             let stat = self.own_stat()?;
             Ok::<_, Error>((stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec))
@@ -38,7 +47,7 @@ impl SourceDir {
         let unlisted = self.unlisted(names.iter().map(|(name, _)| *name).collect())?;
         let is_gone = |(name, kind): &(&CStr, Kind)| unlisted.contains(name) || self.can_find(name, *kind);
         let gone = names.iter().map(is_gone).collect();
-        Ok((last_change()? == before).then_some(gone))
+        Ok((gone, last_change()? != before))
     }
 
     /// Which of these names the directory does not list any more.
