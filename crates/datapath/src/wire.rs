@@ -4,7 +4,7 @@
 //! command line of `lifeboat` takes them.
 
 use lifeboat_exposer::Direction;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -273,7 +273,13 @@ impl Ending {
             });
         }
         match direction {
-            Direction::Backup => result(message).map(Self::BackedUp),
+            Direction::Backup => result(message).and_then(|result: BackupResult| {
+                if result.snapshot_id.is_empty() && !result.empty_snapshot {
+                    let source = serde_json::Error::custom("it names no snapshot");
+                    return Err(UnreadableResult { message: shortened(message), source });
+                }
+                Ok(Self::BackedUp(result))
+            }),
             Direction::Restore => result(message).map(Self::Restored),
         }
     }
@@ -327,6 +333,8 @@ mod tests {
             let ending = Ending::read(Direction::Restore, true, message).unwrap();
             assert_eq!(ending.termination_message(), message);
         }
+        let without = Ending::read(Direction::Backup, true, "{}").unwrap_err();
+        assert!(without.to_string().contains("names no snapshot"), "{without}");
         let Ending::BackedUp(result) = Ending::read(Direction::Backup, true, BACKUP).unwrap() else {
             panic!()
         };
