@@ -378,11 +378,15 @@ async fn record<K: Exposed>(agent: &Agent, object: K, seen: &Look<K>) -> Result<
 
 /// Gives a restored volume to its claim, as far as that gets on; if it does not, says so until its time is up.
 async fn hand_over<K: Exposed>(agent: &Agent, object: K, mut seen: Look<K>) -> Result<Turn<K>, Error> {
+    let uid = object.uid().unwrap_or_default();
     let waiting = match steps_if_accepted(agent, &object, &mut seen.seen, K::hand_over).await? {
-        Ok(turn) => return Ok(turn),
+        Ok(turn) => {
+            agent.gets_on(&uid);
+            return Ok(turn);
+        }
         Err(waiting) => waiting,
     };
-    let seen = seen.halted(&waiting);
+    let seen = seen.halted(&waiting, agent.halted_for(&uid));
     match decide(&seen.observation) {
         Action::Keep => keep(agent, object, seen).await,
         Action::Finish(phase) => finish(agent, object, seen, phase).await,

@@ -9,6 +9,7 @@
 mod act;
 mod agent;
 mod exposing;
+mod follow;
 mod hosting;
 mod http;
 mod look;
@@ -142,10 +143,10 @@ pub async fn run(
     let (to_pod_restores, pod_restores) = channel(Kind::PodVolumeRestore);
     let namespace = &options.namespace;
     let stores = Stores {
-        uploads: agent::operations::<DataUpload>(&client, namespace, to_uploads),
-        downloads: agent::operations::<DataDownload>(&client, namespace, to_downloads),
-        pod_backups: agent::operations::<PodVolumeBackup>(&client, namespace, to_pod_backups),
-        pod_restores: agent::operations::<PodVolumeRestore>(&client, namespace, to_pod_restores),
+        uploads: follow::operations::<DataUpload>(&client, namespace, to_uploads),
+        downloads: follow::operations::<DataDownload>(&client, namespace, to_downloads),
+        pod_backups: follow::operations::<PodVolumeBackup>(&client, namespace, to_pod_backups),
+        pod_restores: follow::operations::<PodVolumeRestore>(&client, namespace, to_pod_restores),
         nudges,
     };
     let agent = Agent::start(client, options, metrics, stores).await?;

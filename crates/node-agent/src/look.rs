@@ -21,6 +21,8 @@ pub(crate) const CANCEL_GRACE: SignedDuration = SignedDuration::from_secs(10);
 const MOVERS: u32 = 3;
 /// After so long an operation falls to another agent, should the one it falls to not see it.
 const TURN: SignedDuration = SignedDuration::from_secs(30);
+/// So long a hand-over gets at least: others take moments for their part, whoever was not there before.
+const MOMENT: SignedDuration = SignedDuration::from_secs(30);
 
 /// What was seen of an operation.
 pub(crate) struct Look<K: Exposed> {
@@ -35,8 +37,8 @@ pub(crate) struct Look<K: Exposed> {
     pub(crate) gate: Gate,
     /// Why it cannot be done, if that is so.
     pub(crate) hopeless: Option<String>,
-    /// Whether the time for handing a volume over is up.
-    late: bool,
+    /// How long handing a volume over may take, if that is over.
+    late: Option<SignedDuration>,
     /// What handing it over waits for, once that is known.
     pub(crate) halted: Option<String>,
 }
@@ -131,7 +133,9 @@ pub(crate) async fn look<K: Exposed>(agent: &Agent, object: &K) -> Result<Look<K
     };
     let hand_over_limit =
         SignedDuration::try_from(resource_timeout(agent, object.operation_timeout()).to_std());
-    let late = passed(time(object.note(notes::MOVED_AT)), hand_over_limit.unwrap_or(SignedDuration::MAX));
+    let hand_over_limit = hand_over_limit.unwrap_or(SignedDuration::MAX);
+    let moved_at = time(object.note(notes::MOVED_AT)).or_else(|| object.accepted_at().map(|time| time.0));
+    let late = passed(moved_at, hand_over_limit).then_some(hand_over_limit);
     // What nobody could do comes before what this pod does not allow: another pod would not help.
     let hopeless = unclaimable.or_else(|| object.impossible()).or_else(|| gate.hopeless.clone());
     Ok(Look { observation, pod, known_lost, hosted, seen, gate, hopeless, late, halted: None })
@@ -280,9 +284,9 @@ fn turn<K: Exposed>(agent: &Agent, object: &K) -> i64 {
 }
 
 impl<K: Exposed> Look<K> {
-    /// The same, now that it is known that handing the volume over does not get on by itself.
-    pub(crate) fn halted(mut self, waiting: &Waiting) -> Self {
-        self.observation.hand_over_overdue = self.late;
+    /// The same, now that it is known that handing the volume over does not get on by itself, and has not for `time`.
+    pub(crate) fn halted(mut self, waiting: &Waiting, time: SignedDuration) -> Self {
+        self.observation.hand_over_overdue = self.late.is_some_and(|limit| time >= limit.min(MOMENT));
         self.halted = Some(waiting.for_what.clone());
         self
     }
