@@ -13,7 +13,8 @@ use lifeboat_kopia::snapshot::SnapshotManifest;
 use lifeboat_repository::{Id, Repository as _};
 use lifeboat_testkit::tree::Random;
 use lifeboat_uploader::{
-    BlockBackupOptions, Cancel, Error, Progress, apply_retention, back_up_block, find_parents, save_snapshot,
+    BlockBackupOptions, BlockRestoreOptions, Cancel, Error, Progress, apply_retention, back_up_block,
+    find_parents, restore_block, save_snapshot,
 };
 use std::collections::HashSet;
 use std::fs::File;
@@ -198,6 +199,11 @@ fn a_cancelled_backup_leaves_what_is_there_which_is_not_taken_for_the_device() {
     let safe = kept(&opened, &place, &snapshot);
     assert!(safe >= 8 * MIB, "{safe}");
     assert_is_part(&opened, &place, &snapshot);
+    let (root, target) = (snapshot.root_entry.as_ref().unwrap(), place.path("target"));
+    let into = BlockRestoreOptions { target: target.clone(), compare: false, threads: 0 };
+    let refused = restore_block(&opened.interface, root, &into, &Progress::default(), &Cancel::default());
+    assert!(refused.unwrap_err().to_string().contains("did not end"));
+    assert!(!target.exists(), "nothing is written");
     drop(opened);
     place.kopia.verify_snapshots().unwrap();
     assert_goes_on(&place, safe, Some(snapshot));

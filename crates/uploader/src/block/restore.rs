@@ -83,6 +83,11 @@ fn only_file(repository: &dyn Repository, root: &DirEntry) -> Result<DirEntry> {
     if root.entry_type == EntryType::File {
         return Ok(root.clone());
     }
+    if root.summary.as_ref().is_some_and(|summary| !summary.incomplete.is_empty()) {
+        let reason =
+            "it is of a backup that did not end: what was not read would be zeros; restore another snapshot";
+        return Err(lifeboat_kopia::Error::Invalid(reason.to_owned()).into());
+    }
     let id = Id::new(root.object.clone());
     let mut entries = DirEntries::new(id.as_str(), repository.open_object(&id)?);
     match (entries.next().transpose()?, entries.next()) {
