@@ -193,7 +193,7 @@ fn what_was_done_an_interval_before_the_end_of_a_process_is_in_a_checkpoint() {
     const FILES: usize = 10;
     const INTERVAL: Duration = Duration::from_millis(500);
     /// For saving it, seeing it, and whatever runs beside the test.
-    const MARGIN: Duration = Duration::from_secs(8);
+    const MARGIN: Duration = Duration::from_secs(18);
     let place = Place::new();
     FOLDERS.iter().for_each(|folder| plant_files(&place, folder, FILES));
     plant_gates(&place, &FOLDERS);

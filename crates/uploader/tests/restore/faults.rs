@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How soon a cancel has to take effect: two seconds are promised, and whatever runs beside the test may take as much time
 /// again several times over.
-const CANCEL_TAKES_EFFECT: Duration = Duration::from_secs(2 + 8);
+const CANCEL_TAKES_EFFECT: Duration = Duration::from_secs(2 + 18);
 
 fn medium(fixture: &Fixture, seed: u64) -> (PathBuf, lifeboat_kopia::snapshot::DirEntry) {
     let source = fixture.path("source");
