@@ -219,24 +219,26 @@ fn stopped(options: &Options, stop: &Stop) -> Ending {
 /// Waits until the operation is in progress, or is none any more. There is no limit: turns can take long to come.
 async fn turn(seen: &mut watch::Receiver<Seen>, told: &mut Told) -> (Option<Assignment>, Option<Stop>) {
     info!("waiting for the operation to be in progress");
+    // What it was is known also when it is gone: there may be somebody to be told.
+    let mut known = None;
     loop {
         let now = seen.borrow_and_update().clone();
         let stop = now.stop();
-        let assignment = match now {
-            Seen::Here(assignment) => Some(*assignment),
-            _ => None,
-        };
-        let ready = assignment.as_ref().is_some_and(|assignment| assignment.phase == Phase::InProgress);
+        let mut ready = false;
+        if let Seen::Here(assignment) = now {
+            ready = assignment.phase == Phase::InProgress;
+            known = Some(*assignment);
+        }
         if ready || stop.is_some() {
-            return (assignment, stop);
+            return (known, stop);
         }
         tokio::select! {
             changed = seen.changed() => {
                 if changed.is_err() {
-                    return (assignment, Some(Stop::Gone));
+                    return (known, Some(Stop::Gone));
                 }
             }
-            () = &mut *told => return (assignment, Some(Stop::Signal)),
+            () = &mut *told => return (known, Some(Stop::Signal)),
         }
     }
 }
