@@ -3,6 +3,7 @@
 use crate::fixture::{Fixture, failures, noise, with_extras};
 use lifeboat_kopia::gojson::Base64;
 use lifeboat_kopia::snapshot::{DirEntry, Extras, GoMode, XattrName};
+use lifeboat_repository::Repository as _;
 use lifeboat_uploader::{Existing, RestoreOptions, RestoreReport, Result};
 use rustix::fs::XattrFlags;
 use rustix::process::geteuid;
@@ -24,6 +25,8 @@ fn restore(fixture: &Fixture, root: &DirEntry, options: &RestoreOptions) -> Resu
         fs::create_dir(&options.target).unwrap();
         own(&options.target);
     }
+    // Local files of the repository are not theirs: what it has to write there, it writes before.
+    fixture.repository.flush().unwrap();
     thread::scope(|scope| {
         let restoring = scope.spawn(|| {
             if geteuid().is_root() {
