@@ -256,7 +256,10 @@ async fn a_flush_does_not_wait_for_memory_to_compact_the_index_which_is_left_to_
     let held = budget.try_reserve(budget.total() - budget.used() - (1 << 20)).unwrap();
     write(repository.contents(), 1).await;
     let flush = tokio::time::timeout(Duration::from_secs(60), repository.flush());
-    flush.await.expect("the flush waits for memory that is held for as long as it takes").unwrap();
+    flush
+        .await
+        .unwrap_or_else(|_| panic!("the flush waits for memory that is held for as long as it takes"))
+        .unwrap();
     assert_eq!(compacted(), 0);
 
     // Maintenance may wait.

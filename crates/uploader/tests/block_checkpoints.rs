@@ -217,7 +217,7 @@ fn checkpoints_do_not_change_what_a_backup_comes_to() {
     options.checkpoint_interval = Some(Duration::from_millis(10));
     let back_up = |options: &BlockBackupOptions, changed: Option<SnapshotManifest>| {
         let mut options = options.clone();
-        options.changes = changed.map(|parent| (parent, vec![0..20 * MIB]));
+        options.changes = changed.map(|parent| (parent, std::iter::once(0..20 * MIB).collect()));
         let mut snapshot =
             back_up_block(&opened.interface, &options, &Progress::default(), &Cancel::default()).unwrap();
         save_snapshot(&opened.interface, &mut snapshot).unwrap();
