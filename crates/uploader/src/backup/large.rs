@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::directory::{Directory, Part};
+use super::entry::is_rewritten;
 use super::schedule::Supply;
 use crate::io::{read_ahead, read_at};
 use crate::{Error, Result};
@@ -394,12 +395,9 @@ impl LargeFile {
     }
 
     fn note_change(&self, run: &Run<'_>, relative: &str, size: u64) {
-        let was = &self.spec.stat;
-        let is_other = |now: &Stat| {
-            (now.st_size, now.st_mtime, now.st_mtime_nsec) != (was.st_size, was.st_mtime, was.st_mtime_nsec)
-        };
         let is_shorter = size < self.spec.entry.size;
-        if is_shorter || rustix::fs::fstat(&self.spec.file).is_ok_and(|now| is_other(&now)) {
+        let is_rewritten = |now| is_rewritten(&self.spec.stat, &now);
+        if is_shorter || rustix::fs::fstat(&self.spec.file).is_ok_and(is_rewritten) {
             run.changed(relative);
         }
     }
